@@ -25,7 +25,7 @@ pub(crate) const LEASE: Micros = Micros::from_secs(60);
 /// How long an upstream may be silent, by default: as long as SDKs wait.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How much of a call's text can be held back by those who wait, and other bounds that a file may change.
+/// How much of a call's text waiting calls may hold, and other bounds that a file may change.
 const MAX_WAITING: u64 = 10_000;
 const MEMORY_MIB: u64 = 256;
 
@@ -88,6 +88,13 @@ impl LlmConfig {
     /// The upstream of this name.
     pub fn upstream(&self, name: &str) -> Option<&UpstreamConfig> {
         self.upstreams.iter().find(|upstream| upstream.name == name)
+    }
+
+    /// The names of all limits that the section makes, of models and of clients; those of a shared quota more than once.
+    pub fn limit_names(&self) -> impl Iterator<Item = &str> {
+        let of_models = self.models.iter().flat_map(|model| &model.limits);
+        let of_clients = self.clients.iter().flat_map(|client| client.limits.values().flatten());
+        of_models.chain(of_clients).map(|limit| limit.name.as_str())
     }
 }
 

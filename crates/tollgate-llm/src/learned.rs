@@ -1,8 +1,8 @@
-//! What calls have shown of a model: how many tokens its tokenizer makes of a text, how much of its input a cache exempts, and how
-//! long its answers are.
+//! What calls have shown about a model: how many tokens its tokenizer makes of a text, how much of its input a cache exempts, and
+//! how long its answers are.
 //!
-//! Each is a quantile of the last few calls, in whole numbers. A quantile follows a change in a few calls, and one strange call does
-//! not move it. All factors are bounded: an upstream that lies about usage cannot make estimates absurd.
+//! Each is a quantile of the last few calls, in whole numbers. A quantile follows a change within a few calls, and one outlier
+//! does not move it. All factors are bounded: an upstream that lies about usage cannot make estimates absurd.
 
 /// What one is, in factors.
 const ONE: u64 = 10_000;
@@ -16,7 +16,7 @@ const FACTORS: std::ops::RangeInclusive<u64> = 2_500..=40_000;
 /// How many calls are remembered.
 const REMEMBERED: usize = 32;
 
-/// From how many answers on their length is believed.
+/// The number of answers after which their length is used.
 const ENOUGH: usize = 8;
 
 /// The newest values, so many of them, in a ring.

@@ -57,7 +57,8 @@ pub use config::{
 };
 pub use limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, ReportedLeft, Standing};
 pub use overview::{
-    ClientView, Estimates, GroupView, ModelLimitView, ModelView, ModelsOverview, Settlement, WaitingCall,
+    ClientView, Estimates, GroupView, ModelLimitView, ModelView, ModelsOverview, ParkedTime, Reports,
+    Settlement, TokenSeries, WaitingCall,
 };
 pub use parking::Parked;
 pub use request::{Api, Body, ModelRequest, RequestError};

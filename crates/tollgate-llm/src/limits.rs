@@ -167,7 +167,7 @@ impl ModelLimits {
     pub fn reload(&self, config: LlmConfig) {
         let quotas: HashSet<&str> = config.models.iter().map(|model| model.quota.as_str()).collect();
         let mut lines = self.inner.lines.lock();
-        // Those who wait, and calls that may still give something back, keep their line, also if their quota is gone for now.
+        // Waiting calls, and calls that may still give something back, keep their line, also if their quota is gone for now.
         lines.retain(|quota, line| quotas.contains(quota.as_str()) || line.waiting() > 0 || line.has_open());
         lines.values().for_each(|line| line.rebind(config.max_waiting, Micros::from(config.window)));
         drop(lines);

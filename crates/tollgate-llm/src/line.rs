@@ -1,4 +1,4 @@
-//! The line of those who wait for one quota: weighted-fair between clients, two priorities, nobody starves.
+//! The queue of calls that wait for one quota: weighted-fair between clients, two priorities, without starvation.
 //!
 //! Within a client, calls go in the order in which they came. Between clients, the one goes first that has been served least for its
 //! weight: start-time fair queueing, in tokens. Interactive calls go before batch calls, but every quarter of a window the oldest batch
@@ -100,7 +100,7 @@ impl Line {
         line
     }
 
-    /// Sets how many may wait, and the window by which batch calls age. Those who wait already stay.
+    /// Sets how many may wait, and the window by which batch calls age. Waiting calls stay.
     pub(crate) fn rebind(&self, max_waiting: usize, window: Micros) {
         let mut state = self.state.lock();
         (state.max_waiting, state.age) = (max_waiting, Micros::new(window.get() / 4));
@@ -162,7 +162,7 @@ impl Line {
         self.state.lock().clients.get(client).map_or(0, |client| client.calls.len())
     }
 
-    /// The tokens of those who wait.
+    /// The tokens of all waiting calls.
     #[cfg(test)]
     fn tokens(&self) -> u64 {
         self.state.lock().tokens

@@ -1,4 +1,4 @@
-//! What an operator sees of language models: how full each model is, who waits for what and why, and how good the estimates are.
+//! What an operator sees of language models: how full each model is, which calls wait and why, and how good the estimates are.
 //!
 //! `limits.rs` notes in [`Seen`] what becomes of calls. It keeps sums of the last hour, in constant memory: it knows configured models and
 //! clients and nothing else. What counts under a limit is asked of the gate, and when it is whose turn is the kernel's to say: nothing
@@ -15,7 +15,7 @@ use tollgate::{Allowance, Charge, Key, Tollgate};
 
 use self::reason::{LimitState, why};
 pub(crate) use self::seen::{Coming, Seen, SeenOpen};
-use self::seen::{MINUTES, Minutes, OfModel, Waiter, percentiles};
+use self::seen::{OfModel, Tokens, Waiter, percentiles};
 use crate::config::{LlmConfig, ModelConfig, Priority, llm_key};
 use crate::limits::ModelLimits;
 use crate::plan::Planned;
@@ -31,7 +31,7 @@ pub struct ModelsOverview {
     pub window: Duration,
     /// Each configured model.
     pub models: Vec<ModelView>,
-    /// Those who wait, next first.
+    /// The waiting calls, next first.
     pub line: Vec<WaitingCall>,
     /// How many wait in all.
     pub waiting: usize,
@@ -43,6 +43,10 @@ pub struct ModelsOverview {
     pub median_wait: Option<Duration>,
     /// What was reserved, and what came of it, in the last hour.
     pub settlement: Settlement,
+    /// How many refusals of providers, for their limits, reached a caller in the last hour.
+    pub passed_on: u64,
+    /// When groups of keys were parked lately, oldest first.
+    pub parked: Vec<ParkedTime>,
 }
 
 /// How one model stands.
@@ -65,12 +69,34 @@ pub struct ModelView {
     pub longest_wait: Option<Duration>,
     /// How many calls were refused in the last hour.
     pub refused: u64,
-    /// The tokens of each of the last minutes, oldest first.
-    pub input: Vec<u64>,
-    /// See `input`.
-    pub output: Vec<u64>,
+    /// Its tokens of the last five minutes, hour and day.
+    pub tokens: [TokenSeries; 3],
     /// How true estimates of the input were.
     pub estimates: Option<Estimates>,
+}
+
+/// Tokens over time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TokenSeries {
+    /// How many seconds each sum is of.
+    pub step: u64,
+    /// Input, oldest first; the last sum is of the stretch that runs.
+    pub input: Vec<u64>,
+    /// Output likewise.
+    pub output: Vec<u64>,
+}
+
+/// A time for which the provider asked to leave a group of keys alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ParkedTime {
+    /// The group.
+    pub group: String,
+    /// From when, since 1970.
+    pub from: Duration,
+    /// Until when.
+    pub to: Duration,
 }
 
 /// How one limit of a model stands.
@@ -141,6 +167,31 @@ pub struct GroupView {
     pub limited: u64,
     /// For how long yet the provider asked to leave it alone.
     pub rest: Option<Duration>,
+    /// Since when, from 1970.
+    pub parked_since: Option<Duration>,
+    /// The parked groups of the same upstream whose calls it takes.
+    pub stands_in_for: Vec<String>,
+    /// What the provider's reports say beside our own count.
+    pub reports: Reports,
+}
+
+/// What reports of a provider say beside our own count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reports {
+    /// It has reported nothing so far.
+    None,
+    /// Both agree.
+    Agree,
+    /// Somebody else uses the same quota.
+    Others {
+        /// So much in a window, as it is charged here.
+        used: u64,
+        /// Of so much.
+        capacity: u64,
+        /// `RPM`, `TPM` and so on.
+        unit: &'static str,
+    },
 }
 
 /// What one client used.
@@ -186,15 +237,30 @@ impl ModelLimits {
         }
         let line = self.line_view(&config, &waiting, now).await;
         let parked = self.parked();
+        let is_parked = |group: &String| parked.iter().any(|parked| parked.group == *group);
         let state = seen.state.lock();
         let mut groups = Vec::new();
         for upstream in &config.upstreams {
-            for group in groups_of(&config, &upstream.name) {
+            let of_upstream = groups_of(&config, &upstream.name);
+            for group in of_upstream.clone() {
+                let others = of_upstream.iter().filter(|other| **other != group && is_parked(other));
+                let stands_in_for = match is_parked(&group) {
+                    true => Vec::new(),
+                    false => others.cloned().collect(),
+                };
                 let keys = upstream.keys.iter().filter(|key| key.group == group).count();
                 let known = state.groups.get(&group);
                 let rest =
                     parked.iter().filter(|parked| parked.group == group).map(|parked| parked.left).max();
+                let since = state.parked.iter().rev().find(|time| time.group == group && time.to > now);
+                let reports = match known.is_some_and(|known| known.has_reported) {
+                    true => self.used_by_others(&config, &upstream.name, &group).unwrap_or(Reports::Agree),
+                    false => Reports::None,
+                };
                 groups.push(GroupView {
+                    parked_since: rest.and(since).map(|time| Duration::from(time.from)),
+                    stands_in_for,
+                    reports,
                     upstream: upstream.name.clone(),
                     limited: known.map_or(0, |known| known.limited.sum(now)),
                     rest,
@@ -228,7 +294,30 @@ impl ModelLimits {
             clients,
             median_wait: median,
             settlement: Settlement { reserved, given_back, used, beyond, unreported, open: state.open.len() },
+            passed_on: state.passed_on.sum(now),
+            parked: state
+                .parked
+                .iter()
+                .map(|time| ParkedTime {
+                    group: time.group.clone(),
+                    from: time.from.into(),
+                    to: time.to.into(),
+                })
+                .collect(),
         }
+    }
+
+    /// What somebody else uses most of, of the limits of a group.
+    fn used_by_others(&self, config: &LlmConfig, upstream: &str, group: &str) -> Option<Reports> {
+        let of_upstream = config.models.iter().filter(|model| model.upstream == upstream);
+        let limits = of_upstream.flat_map(|model| &model.limits);
+        let used = limits.filter_map(|limit| {
+            let (used, capacity) = self.others_use(&limit.name, &llm_key(group))?;
+            Some((used, capacity, limit.unit))
+        });
+        let share = |used: u64, capacity: u64| u128::from(used) * 1_000 / u128::from(capacity.max(1));
+        let (used, capacity, unit) = used.max_by_key(|(used, capacity, _)| share(*used, *capacity))?;
+        Some(Reports::Others { used, capacity, unit })
     }
 
     async fn model_view(
@@ -265,10 +354,14 @@ impl ModelLimits {
         let factor = self.factor(&model.name);
         let state = seen.state.lock();
         let known = state.models.get(&model.name);
-        let series = |of: fn(&OfModel) -> &Minutes| match known {
-            Some(known) => of(known).series(now),
-            None => vec![0; MINUTES],
-        };
+        let nothing = Tokens::default();
+        let series = |of: fn(&OfModel) -> &Tokens| known.map_or(&nothing, of).series(now);
+        let (input, output) = (series(|known| &known.input), series(|known| &known.output));
+        let mut tokens = input.into_iter().zip(output).map(|((step, input), (_, output))| TokenSeries {
+            step,
+            input,
+            output,
+        });
         let estimates = known.and_then(|known| {
             let ([p5, p50, p95], calls) = percentiles(&known.ratios, [5, 50, 95])?;
             let factor = (!known.is_exact).then_some(factor);
@@ -283,13 +376,12 @@ impl ModelLimits {
             waiting: of_quota().filter(|waiter| waiter.model == model.name).count(),
             longest_wait: longest.map(|joined| now.saturating_sub(joined).into()),
             refused: known.map_or(0, |known| known.refused.sum(now)),
-            input: series(|known| &known.input),
-            output: series(|known| &known.output),
+            tokens: std::array::from_fn(|_| tokens.next().unwrap_or_default()),
             estimates,
         }
     }
 
-    /// Those who wait, next first, each with why.
+    /// The waiting calls, next first, each with why.
     async fn line_view(&self, config: &LlmConfig, waiting: &[Waiter], now: Micros) -> Vec<WaitingCall> {
         let mut quotas: Vec<&str> = waiting.iter().map(|waiter| waiter.quota.as_str()).collect();
         quotas.sort_unstable();
@@ -306,7 +398,7 @@ impl ModelLimits {
                 };
                 let waiter = of_quota.remove(index);
                 let mut call = self.waiting_call(config, waiter, &ahead, place, now).await;
-                // Only the first in line tries, so nobody goes before those who stand before it.
+                // Only the first in line tries, so no call overtakes the calls before it.
                 call.goes_in = call.goes_in.zip(before).map(|(own, before)| own.max(before));
                 before = call.goes_in;
                 line.push(call);

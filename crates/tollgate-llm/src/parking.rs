@@ -1,8 +1,8 @@
-//! Quota groups that the provider has asked to leave alone for a while.
+//! Quota groups that the provider has asked not to use for a while.
 //!
-//! A provider that refuses a call, or reports that nothing is left, says when to come back. Until then no call of that quota is sent
-//! with keys of that group: nobody probes. Other groups of keys and other quotas go on. A group is parked for an hour at most, so a
-//! strange hint cannot put it out of use for good.
+//! A provider that refuses a call, or reports that nothing is left, says when to come back. Until then no call of that quota is
+//! sent with keys of that group; there are no probes. Other groups of keys and other quotas continue. A group is parked for an
+//! hour at most, so a strange hint cannot disable it for good.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -143,7 +143,7 @@ pub struct ModelRequest<'a> {
     cap: Option<u64>,
     answers: u64,
     is_stream: bool,
-    asks_usage: bool,
+    wants_usage: bool,
 }
 
 /// A body to send.
@@ -202,7 +202,7 @@ impl<'a> ModelRequest<'a> {
             Some("true") => true,
             Some(_) => return Err(RequestError::of("stream", "stream must be true or false")),
         };
-        let asks_usage = fields.stream_options.and_then(|json| {
+        let wants_usage = fields.stream_options.and_then(|json| {
             #[derive(Deserialize)]
             struct Options {
                 #[serde(default)]
@@ -210,8 +210,8 @@ impl<'a> ModelRequest<'a> {
             }
             serde_json::from_str::<Options>(json.get()).ok()?.include_usage
         });
-        let asks_usage = asks_usage == Some(true);
-        Ok(ModelRequest { api, body, fields, messages, cap, answers, is_stream, asks_usage })
+        let wants_usage = wants_usage == Some(true);
+        Ok(ModelRequest { api, body, fields, messages, cap, answers, is_stream, wants_usage })
     }
 
     /// The route.
@@ -263,7 +263,7 @@ impl<'a> ModelRequest<'a> {
 
     /// The body as it should be sent. OpenAI reports the usage of a stream only where it is asked to.
     pub fn body(&self) -> Body {
-        if self.api != Api::ChatCompletions || !self.is_stream || self.asks_usage {
+        if self.api != Api::ChatCompletions || !self.is_stream || self.wants_usage {
             return Body::AsSent;
         }
         let asked = |fields: &str| format!("{{\"include_usage\":true{fields}}}").into_bytes();

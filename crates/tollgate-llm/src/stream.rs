@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::count::{Encoding, Tokenizer};
-use crate::usage::{Reported, Usage};
+use crate::usage::Usage;
 
 /// The longest event that is looked into. A longer one is passed on unread.
 const LONGEST_EVENT: usize = 4 * 1024 * 1024;
@@ -36,7 +36,8 @@ impl Event {
 
 /// The data of an event: its lines of data, joined.
 fn data(event: &[u8]) -> Option<Cow<'_, str>> {
-    let text = std::str::from_utf8(event).ok()?;
+    // A stream may begin with a byte order mark.
+    let text = std::str::from_utf8(event).ok()?.trim_start_matches('\u{feff}');
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim_start);
     match (lines.next()?, lines.next()) {
         (one, None) => Some(Cow::Borrowed(one)),
@@ -66,6 +67,7 @@ pub struct Streamed {
     usage: Option<Usage>,
     has_final_output: bool,
     has_content: bool,
+    has_unread: bool,
     text: String,
     counted: u64,
 }
@@ -78,6 +80,7 @@ impl Streamed {
             usage: None,
             has_final_output: false,
             has_content: false,
+            has_unread: false,
             text: String::new(),
             counted: 0,
         }
@@ -86,6 +89,11 @@ impl Streamed {
     /// Whether a part of the answer has come.
     pub fn has_content(&self) -> bool {
         self.has_content
+    }
+
+    /// Whether something has come that could not be read, so that there may be more output than was counted.
+    pub fn has_unread(&self) -> bool {
+        self.has_unread
     }
 
     /// What the provider has reported, if it has reported the whole of it.
@@ -139,14 +147,15 @@ struct Data<'a> {
     kind: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     choices: Option<Vec<Choice<'a>>>,
-    #[serde(default)]
-    usage: Option<Reported>,
+    /// Read apart, like the two below: one that is wrong must not hide the text beside it.
+    #[serde(borrow, default)]
+    usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
-    #[serde(default)]
-    message: Option<WithUsage>,
-    #[serde(default)]
-    response: Option<WithUsage>,
+    #[serde(borrow, default)]
+    message: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    response: Option<&'a RawValue>,
     #[serde(borrow, default)]
     delta: Option<&'a RawValue>,
 }
@@ -157,10 +166,14 @@ struct Choice<'a> {
     delta: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
-struct WithUsage {
-    #[serde(default)]
-    usage: Option<Reported>,
+/// The usage within a part of an event.
+fn usage_within(part: &RawValue) -> Option<Usage> {
+    #[derive(Deserialize)]
+    struct WithUsage<'a> {
+        #[serde(borrow, default)]
+        usage: Option<&'a RawValue>,
+    }
+    Usage::read(serde_json::from_str::<WithUsage<'_>>(part.get()).ok()?.usage?.get())
 }
 
 impl EventReader {
@@ -178,14 +191,18 @@ impl EventReader {
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<Event> {
         self.buffer.extend_from_slice(bytes);
         let mut events = Vec::new();
-        while let Some(end) = self.end_of_event() {
-            let bytes: Vec<u8> = self.buffer.drain(..end).collect();
-            self.searched = 0;
+        let mut begin = 0;
+        while let Some(end) = self.end_of_event(begin) {
+            let bytes = self.buffer[begin..end].to_vec();
+            (begin, self.searched) = (end, end);
             let kind = self.look(&bytes);
             events.push(Event { bytes, kind });
         }
+        // Once for all of them: a piece may have thousands.
+        self.buffer.drain(..begin);
+        self.searched = self.buffer.len();
         if self.buffer.len() > LONGEST_EVENT {
-            self.searched = 0;
+            (self.searched, self.streamed.has_unread) = (0, true);
             events.push(Event { bytes: std::mem::take(&mut self.buffer), kind: EventKind::Other });
         }
         events
@@ -198,24 +215,30 @@ impl EventReader {
         (!bytes.is_empty()).then(|| Event { kind: self.look(&bytes), bytes })
     }
 
-    /// Where the first event ends: behind an empty line.
-    fn end_of_event(&mut self) -> Option<usize> {
-        let start = self.searched.saturating_sub(3);
+    /// Where the event that begins here ends: behind an empty line.
+    fn end_of_event(&self, begin: usize) -> Option<usize> {
+        let start = self.searched.saturating_sub(3).max(begin);
         for at in start..self.buffer.len() {
-            let before = &self.buffer[..=at];
+            let before = &self.buffer[begin..=at];
             if before.ends_with(b"\n\n") || before.ends_with(b"\n\r\n") {
                 return Some(at + 1);
             }
         }
-        self.searched = self.buffer.len();
         None
     }
 
     fn look(&mut self, event: &[u8]) -> EventKind {
-        let Some(data) = data(event) else { return EventKind::Other };
+        let Some(data) = data(event) else {
+            // A comment, or a line of its own, has no data; what is no text may have.
+            self.streamed.has_unread |= std::str::from_utf8(event).is_err();
+            return EventKind::Other;
+        };
         match serde_json::from_str::<Data<'_>>(&data) {
             Ok(decoded) if data.starts_with('{') => self.take(&decoded),
-            _ => EventKind::Other,
+            _ => {
+                self.streamed.has_unread |= data.trim() != "[DONE]";
+                EventKind::Other
+            }
         }
     }
 
@@ -224,12 +247,11 @@ impl EventReader {
         if data.error.is_some() || kind == "error" {
             return EventKind::Error;
         }
-        let started = data.message.as_ref().and_then(|message| message.usage.as_ref());
-        if let Some(usage) = started.and_then(Reported::usage) {
+        if let Some(usage) = data.message.and_then(usage_within) {
             self.streamed.report(usage, true);
         }
-        let of_response = data.response.as_ref().and_then(|response| response.usage.as_ref());
-        if let Some(usage) = data.usage.as_ref().or(of_response).and_then(Reported::usage) {
+        let of_event = data.usage.and_then(|usage| Usage::read(usage.get()));
+        if let Some(usage) = of_event.or_else(|| data.response.and_then(usage_within)) {
             self.streamed.report(usage, false);
         }
         let before = self.streamed.has_content;
@@ -294,6 +316,35 @@ mod tests {
             text.as_bytes().chunks(piece).flat_map(|bytes| reader.feed(bytes)).collect();
         events.extend(reader.rest());
         (events, reader)
+    }
+
+    /// What is wrong in one field hides nothing of the others, and what cannot be read at all is noted.
+    #[test]
+    fn what_lies_or_cannot_be_read_gives_nothing_back() {
+        let text = r#""choices":[{"delta":{"content":"hello world"}}]"#;
+        for (stream, output, has_unread) in [
+            (format!("data: {{{text},\"usage\":{{\"prompt_tokens\":-1}}}}\n\n"), 2, false),
+            (format!("data: {{{text},\"usage\":7,\"message\":\"x\",\"response\":[]}}\n\n"), 2, false),
+            (format!("data: {{{text}}}\n\ndata: [DONE]\n\n: comment\n\nevent: ping\n\n"), 2, false),
+            (format!("\u{feff}data: {{{text}}}\n\n"), 2, false),
+            (format!("data: {{{text},\"choices\":1}}\n\n"), 0, true),
+            ("data: <html>\n\n".to_owned(), 0, true),
+            ("data: {\"choices\":[{\"delta\"\n\n".to_owned(), 0, true),
+            (format!("data: {{{text}}}\r\rdata: [DONE]\r\r"), 0, true),
+        ] {
+            let (_, reader) = feed(&stream, 7);
+            let streamed = reader.streamed();
+            assert_eq!((streamed.output(), streamed.has_unread()), (output, has_unread), "{stream}");
+            assert_eq!(streamed.reported(), None, "{stream}");
+        }
+        let mut reader = EventReader::new(Encoding::O200k);
+        reader.feed(b"data: \xff\n\n");
+        assert!(reader.streamed().has_unread());
+        let mut reader = EventReader::new(Encoding::O200k);
+        reader.feed(&vec![b'x'; LONGEST_EVENT + 1]);
+        assert!(reader.streamed().has_unread());
+        let (events, _) = feed("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":-1}}\n\n", 9);
+        assert_eq!(events[0].kind, EventKind::UsageOnly, "hidden from who has not asked for it");
     }
 
     #[test]

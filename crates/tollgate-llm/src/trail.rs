@@ -1,7 +1,7 @@
 //! The trail: one JSON line for each attempt, and one for each request that had to wait or was refused.
 //!
-//! Lines go through a bounded queue to a thread of their own, so that no call waits for a disk; what does not fit is dropped and
-//! counted. A line is one write at the end of the file, so that after a kill the file has whole lines only. A file of 64 MiB is put
+//! Lines go through a bounded queue to a thread of their own, so that no call waits for a disk; what does not fit, or cannot be written,
+//! is dropped and counted. A line is one write at the end of the file, so that after a kill the file has whole lines only. A file of 64 MiB is put
 //! aside as `.1`, and the one before is removed. No prompt, no answer and no key is ever written.
 
 use std::fs::{File, OpenOptions};
@@ -93,23 +93,29 @@ impl Trail {
         std::fs::create_dir_all(&directory)?;
         let mut file = TrailFile::open(directory.join("rate_limits.jsonl"), ROTATED)?;
         let (queue, lines) = sync_channel(QUEUED);
+        let dropped = Arc::<AtomicU64>::default();
+        let counted = dropped.clone();
         let writer = std::thread::Builder::new()
             .name("tollgate-trail".into())
-            .spawn(move || write(&mut file, &lines))?;
-        Ok(Trail { queue: Some(queue), dropped: Arc::default(), writer: Some(writer) })
+            .spawn(move || write(&mut file, &lines, &counted))?;
+        Ok(Trail { queue: Some(queue), dropped, writer: Some(writer) })
     }
 
-    /// Writes a line some time soon. It is dropped and counted if too many wait already.
+    /// Writes a line some time soon. It is dropped and counted if too many wait already; the first time, a warning says so.
     pub fn write(&self, line: &TrailLine) {
         let Ok(mut bytes) = serde_json::to_vec(line) else { return };
         bytes.push(b'\n');
         let queued = self.queue.as_ref().map(|queue| queue.try_send(Message::Line(bytes)));
-        if !matches!(queued, Some(Ok(()))) {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+        if !matches!(queued, Some(Ok(()))) && self.dropped.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                target: "tollgate::llm",
+                queued = QUEUED,
+                "the disk is too slow for the trail of language-model calls: lines are dropped and counted"
+            );
         }
     }
 
-    /// How many lines were dropped because the disk was too slow.
+    /// How many lines were dropped because the disk was too slow or did not take them.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -134,24 +140,29 @@ impl Drop for Trail {
     }
 }
 
-fn write(file: &mut TrailFile, lines: &Receiver<Message>) {
-    let mut is_told = false;
+fn write(file: &mut TrailFile, lines: &Receiver<Message>, dropped: &AtomicU64) {
+    let mut is_reported = false;
     while let Ok(first) = lines.recv() {
         let mut batch = Vec::new();
         let mut flushed = Vec::new();
+        let mut count = 0;
         for message in std::iter::once(first).chain(lines.try_iter().take(256)) {
             match message {
-                Message::Line(bytes) => batch.extend_from_slice(&bytes),
+                Message::Line(bytes) => {
+                    batch.extend_from_slice(&bytes);
+                    count += 1;
+                }
                 Message::Flush(barrier) => flushed.push(barrier),
             }
         }
         match file.append(&batch) {
-            Ok(()) => is_told = false,
-            Err(error) if !is_told => {
-                is_told = true;
-                tracing::error!(%error, "the trail of language-model calls cannot be written");
+            Ok(()) => is_reported = false,
+            Err(error) => {
+                dropped.fetch_add(count, Ordering::Relaxed);
+                if !std::mem::replace(&mut is_reported, true) {
+                    tracing::error!(%error, "the trail of language-model calls cannot be written");
+                }
             }
-            Err(_) => {}
         }
         for barrier in flushed {
             barrier.wait();
@@ -218,6 +229,30 @@ mod tests {
         drop(trail);
         let text = std::fs::read_to_string(home.path().join("gateway/rate_limits.jsonl")).expect("a file");
         assert_eq!(text.lines().count(), 101);
+    }
+
+    #[test]
+    fn what_the_disk_is_too_slow_for_is_dropped_and_counted() {
+        let home = tempfile::tempdir().expect("a directory");
+        let trail = Trail::open(home.path()).expect("a trail");
+        // The writer waits, as for a disk, until the test says so.
+        let disk = Arc::new(Barrier::new(2));
+        let queue = trail.queue.as_ref().expect("a queue");
+        assert!(queue.send(Message::Flush(disk.clone())).is_ok());
+        let is_taken = |dropped: u64| trail.dropped() == dropped;
+        let mut written = 0;
+        while is_taken(0) {
+            trail.write(&TrailLine::default());
+            written += 1;
+        }
+        trail.write(&TrailLine::default());
+        disk.wait();
+        // The writer may have taken some out of the queue before it waited.
+        assert!((QUEUED..=QUEUED + 256).contains(&(written - 1)), "{written}");
+        assert!(is_taken(2), "{}", trail.dropped());
+        trail.flush();
+        let text = std::fs::read_to_string(home.path().join("gateway/rate_limits.jsonl")).expect("a file");
+        assert_eq!(text.lines().count(), written - 1, "all others are there");
     }
 
     #[test]

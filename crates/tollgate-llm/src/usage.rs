@@ -1,4 +1,4 @@
-//! What a provider says that a call has used.
+//! The usage of a call, as a provider reports it.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::config::UpstreamKind;
 use crate::count::{Encoding, Tokenizer};
 use crate::request::Api;
 
-/// More than any call uses. What claims more is not believed.
+/// More than any call uses. A higher number is ignored.
 const MOST: u64 = 1_000_000_000;
 
 /// The tokens of a call, as its provider reports them or as they were estimated.
@@ -101,7 +101,7 @@ const NO_TEXT: [&str; 8] =
 
 /// Every field in which either provider reports.
 #[derive(Deserialize)]
-pub(crate) struct Reported {
+struct Reported {
     #[serde(default)]
     prompt_tokens: Option<u64>,
     #[serde(default)]
@@ -129,7 +129,7 @@ struct Details {
 }
 
 impl Reported {
-    pub(crate) fn usage(&self) -> Option<Usage> {
+    fn usage(&self) -> Option<Usage> {
         let details = self.prompt_tokens_details.as_ref().or(self.input_tokens_details.as_ref());
         let of_details = details.and_then(|details| details.cached_tokens);
         // Anthropic's input leaves out what a cache had to do with; OpenAI's has it in.

@@ -139,7 +139,10 @@ async fn what_is_reserved_used_and_settled_adds_up() {
     let seen = view().await;
     let model = &seen.models[0];
     assert_eq!((model.limits[0].used, model.limits[0].reserved), (Some(100), 0));
-    assert_eq!((model.input.iter().sum::<u64>(), model.output.iter().sum::<u64>()), (16, 84));
+    for series in &model.tokens {
+        let sums = (series.input.iter().sum::<u64>(), series.output.iter().sum::<u64>());
+        assert_eq!(sums, (16, 84), "{series:?}");
+    }
     let estimates = model.estimates.expect("one call");
     assert_eq!(
         (estimates.p50, estimates.calls, estimates.factor),
@@ -163,6 +166,8 @@ async fn what_is_reserved_used_and_settled_adds_up() {
     let seen = view().await;
     assert_eq!((seen.settlement.unreported, seen.groups[0].limited), (1, 1));
     assert_eq!(seen.groups[0].rest, Some(Duration::from_secs(20)));
+    assert_eq!(seen.groups[0].parked_since, seen.parked.last().map(|time| time.from));
+    assert!(seen.groups[0].parked_since.is_some(), "{:?}", seen.parked);
     world.hands.advance(Micros::from_secs(3_700));
     let seen = view().await;
     assert_eq!(

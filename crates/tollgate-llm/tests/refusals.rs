@@ -209,13 +209,104 @@ enum Spends {
     OnAndOff,
 }
 
-/// Somebody else spends half of the provider's quota, and we take all that we can. Of our calls less than 1 of 100 is refused after the
-/// first window, or after the second where others come mostly when all of ours were sent in the first; and most of what others leave is used.
+/// Our own calls.
+#[derive(Clone, Copy, Debug)]
+struct Callers {
+    /// How many ask for room in a step of 50 ms.
+    a_step: usize,
+    /// How many have a call on its way at most.
+    most: usize,
+    /// How many steps an answer takes at most.
+    longest_answer: u64,
+}
+
+/// What came of the calls from some window on.
+#[derive(Debug, Default)]
+struct Counted {
+    sent: u64,
+    refused: u64,
+    foreign: u64,
+}
+
+const LIMIT: u64 = 200;
+const WINDOWS: u64 = 12;
+
+/// Somebody else spends half of the provider's quota, and we take all that we can.
+async fn beside_others(spends: Spends, callers: Callers, from: u64) -> Counted {
+    const STEP_MS: u64 = 50;
+    let world = World::with("", &format!("rpm = {LIMIT}"));
+    world.limits.park("gpt-4o", "two", Duration::from_secs(3_600), "parked");
+    let mut provider = Shared { arrived: VecDeque::new(), limit: 200 };
+    let mut numbers = Numbers(7);
+    let mut counted = Counted::default();
+    // A call is on its way for up to two steps, and so is its answer, or longer.
+    let mut on_their_way: Vec<(u64, Admission)> = Vec::new();
+    let mut answers: Vec<(u64, Option<u64>, Admission)> = Vec::new();
+    for step in 0..WINDOWS * 60_000 / STEP_MS {
+        let now = world.hands.clock().now();
+        let (window, of_window) = (step * STEP_MS / 60_000, step * STEP_MS % 60_000);
+        let a_call = 60_000 / (LIMIT / 2);
+        let theirs = match spends {
+            Spends::Evenly => u64::from(of_window % a_call == 0),
+            Spends::AtRandom => u64::from(numbers.below(a_call) < STEP_MS),
+            Spends::AtOnce => {
+                if of_window == 30_000 {
+                    LIMIT / 2
+                } else {
+                    0
+                }
+            }
+            Spends::OnAndOff => u64::from(window / 3 % 2 == 0 && of_window % a_call == 0),
+        };
+        let is_counted = window >= from;
+        for _ in 0..theirs {
+            let _ = provider.arrives(now);
+            counted.foreign += u64::from(is_counted);
+        }
+        for index in (0..on_their_way.len()).rev() {
+            if on_their_way[index].0 <= step {
+                let (_, admission) = on_their_way.swap_remove(index);
+                let left = provider.arrives(now);
+                counted.sent += u64::from(is_counted);
+                counted.refused += u64::from(is_counted && left.is_none());
+                answers.push((step + 1 + numbers.below(callers.longest_answer), left, admission));
+            }
+        }
+        for index in (0..answers.len()).rev() {
+            if answers[index].0 <= step {
+                let (_, left, admission) = answers.swap_remove(index);
+                let taken = match left {
+                    Some(left) => admission.reported(&[report(Counts::Requests, left, 60, 0)]).await,
+                    None => admission.reported_refusing(&[report(Counts::Requests, 0, 60, 0)]).await,
+                };
+                taken.expect("taken in");
+                if left.is_none() {
+                    admission.park(Duration::from_secs(1), "refused");
+                }
+                admission.settle(Usage { input: 8, cached: 0, output: 1 }).await.expect("settled");
+            }
+        }
+        // As many as there is room for.
+        for _ in 0..callers.a_step.min(callers.most.saturating_sub(on_their_way.len() + answers.len())) {
+            // One that would wait for the margin is asked again in the next step.
+            let admission = tokio::select! {
+                biased;
+                admitted = world.admit(100) => admitted.ok(),
+                () = std::future::ready(()) => None,
+            };
+            let Some(admission) = admission else { break };
+            on_their_way.push((step + numbers.below(2), admission));
+        }
+        world.hands.advance(Micros::from_millis(STEP_MS));
+    }
+    counted
+}
+
+/// Of our calls less than 1 of 100 is refused after the first window, or after the second where others come mostly when all of ours were
+/// sent in the first; and most of what others leave is used.
 #[tokio::test]
 async fn e2_a_foreign_client_spends_half_of_the_quota() {
-    const STEP_MS: u64 = 50;
-    const LIMIT: u64 = 200;
-    const WINDOWS: u64 = 12;
+    let callers = Callers { a_step: 4, most: usize::MAX, longest_answer: 2 };
     for (spends, from, percent, least_used) in [
         (Spends::Evenly, 1, 1, 90),
         (Spends::AtRandom, 2, 1, 80),
@@ -223,71 +314,30 @@ async fn e2_a_foreign_client_spends_half_of_the_quota() {
         // Nobody knows that they have come back before the first report of it.
         (Spends::OnAndOff, 1, 2, 60),
     ] {
-        let world = World::with("", &format!("rpm = {LIMIT}"));
-        world.limits.park("gpt-4o", "two", Duration::from_secs(3_600), "parked");
-        let mut provider = Shared { arrived: VecDeque::new(), limit: 200 };
-        let mut numbers = Numbers(7);
-        let (mut sent, mut refused, mut foreign) = (0_u64, 0_u64, 0_u64);
-        // A call is on its way for up to two steps, and so is its answer.
-        let mut on_their_way: Vec<(u64, Admission)> = Vec::new();
-        let mut answers: Vec<(u64, Option<u64>, Admission)> = Vec::new();
-        for step in 0..WINDOWS * 60_000 / STEP_MS {
-            let now = world.hands.clock().now();
-            let (window, of_window) = (step * STEP_MS / 60_000, step * STEP_MS % 60_000);
-            let a_call = 60_000 / (LIMIT / 2);
-            let theirs = match spends {
-                Spends::Evenly => u64::from(of_window % a_call == 0),
-                Spends::AtRandom => u64::from(numbers.below(a_call) < STEP_MS),
-                Spends::AtOnce => {
-                    if of_window == 30_000 {
-                        LIMIT / 2
-                    } else {
-                        0
-                    }
-                }
-                Spends::OnAndOff => u64::from(window / 3 % 2 == 0 && of_window % a_call == 0),
-            };
-            let is_counted = window >= from;
-            for _ in 0..theirs {
-                let _ = provider.arrives(now);
-                foreign += u64::from(is_counted);
-            }
-            for index in (0..on_their_way.len()).rev() {
-                if on_their_way[index].0 <= step {
-                    let (_, admission) = on_their_way.swap_remove(index);
-                    let left = provider.arrives(now);
-                    sent += u64::from(is_counted);
-                    refused += u64::from(is_counted && left.is_none());
-                    answers.push((step + 1 + numbers.below(2), left, admission));
-                }
-            }
-            for index in (0..answers.len()).rev() {
-                if answers[index].0 <= step {
-                    let (_, left, admission) = answers.swap_remove(index);
-                    let taken = match left {
-                        Some(left) => admission.reported(&[report(Counts::Requests, left, 60, 0)]).await,
-                        None => admission.reported_refusing(&[report(Counts::Requests, 0, 60, 0)]).await,
-                    };
-                    taken.expect("taken in");
-                    if left.is_none() {
-                        admission.park(Duration::from_secs(1), "refused");
-                    }
-                    admission.settle(Usage { input: 8, cached: 0, output: 1 }).await.expect("settled");
-                }
-            }
-            // As many as there is room for, a few at a time.
-            for _ in 0..4 {
-                // One that would wait for the margin is asked again in the next step.
-                let admission = tokio::select! {
-                    biased;
-                    admitted = world.admit(100) => admitted.ok(),
-                    () = std::future::ready(()) => None,
-                };
-                let Some(admission) = admission else { break };
-                on_their_way.push((step + numbers.below(2), admission));
-            }
-            world.hands.advance(Micros::from_millis(STEP_MS));
-        }
+        let counted = beside_others(spends, callers, from).await;
+        eprintln!("{spends:?}: {counted:?}");
+        let Counted { sent, refused, foreign } = counted;
+        let left_for_us = LIMIT * (WINDOWS - from) - foreign;
+        assert!(refused * 100 < sent * percent, "{spends:?}: {refused} of {sent} refused");
+        assert!(sent * 100 >= left_for_us * least_used, "{spends:?}: {sent} of {left_for_us} sent");
+    }
+}
+
+/// The same with 64 clients that all ask again as soon as they are answered, after up to 400 ms: a third of the quota may be on its way
+/// before the first answer reports what is left. The headroom is a tenth of the limit then, so a fifth of what others leave is not used.
+#[tokio::test]
+async fn e2_sixty_four_clients_beside_a_foreign_one() {
+    let callers = Callers { a_step: 64, most: 64, longest_answer: 8 };
+    for (spends, from, percent, least_used) in [
+        (Spends::Evenly, 1, 1, 75),
+        (Spends::AtRandom, 2, 1, 70),
+        (Spends::AtOnce, 2, 1, 75),
+        // All that are on their way when they come back may be refused.
+        (Spends::OnAndOff, 1, 3, 50),
+    ] {
+        let counted = beside_others(spends, callers, from).await;
+        eprintln!("{spends:?}: {counted:?}");
+        let Counted { sent, refused, foreign } = counted;
         let left_for_us = LIMIT * (WINDOWS - from) - foreign;
         assert!(refused * 100 < sent * percent, "{spends:?}: {refused} of {sent} refused");
         assert!(sent * 100 >= left_for_us * least_used, "{spends:?}: {sent} of {left_for_us} sent");

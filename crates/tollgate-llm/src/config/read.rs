@@ -26,13 +26,12 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
     config.log_dir = text.map(PathBuf::from);
     let mut span = |name, into: &mut Duration| {
         if let Some(span) = section.field(name).and_then(|field| reader.span_or_zero(field, "60s")) {
-            *into = span.into();
+            *into = span;
         }
     };
     span("window", &mut config.window);
     span("max_wait", &mut config.max_wait);
-    let margin = section.field("margin").and_then(|field| reader.span_or_zero(field, "250ms"));
-    config.margin = margin.map(Duration::from);
+    config.margin = section.field("margin").and_then(|field| reader.span_or_zero(field, "250ms"));
     let mut whole = |name, example| section.field(name).and_then(|field| reader.whole(field, example, ""));
     if let Some(tokens) = whole("default_output_tokens", 1_000) {
         config.default_output_tokens = tokens;
@@ -100,7 +99,7 @@ fn read_upstream(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<UpstreamC
     };
     let ca_file = section.field("ca_file").and_then(|field| reader.text(field, "ca.pem")).map(PathBuf::from);
     let timeout = section.field("timeout").and_then(|field| reader.span(field, "600s"));
-    let timeout = timeout.map_or(TIMEOUT, Duration::from);
+    let timeout = timeout.unwrap_or(TIMEOUT);
     let name = field.name.to_owned();
     let mut keys = Vec::new();
     match (section.field("api_key"), section.field("keys")) {
@@ -161,7 +160,7 @@ fn read_numbers(reader: &mut Reader<'_>, section: &Section<'_>) -> Numbers {
         let field = section.field(dimension.field);
         *count = field.and_then(|field| reader.whole(field, 500, "; leave it out for no such limit"));
     }
-    numbers.slice = section.field("slice").and_then(|field| reader.span(field, "1s"));
+    numbers.slice = section.field("slice").and_then(|field| reader.span(field, "1s")).map(Into::into);
     if let (Some(field), None) = (section.field("slice"), numbers.counts[0]) {
         reader.misnamed(field, "divides rpm, which is missing");
     }

@@ -1,7 +1,7 @@
 //! The router: every call has one route back to its caller, and every route is answered once.
 //!
-//! A route that is dropped without an answer, because a transport has panicked, answers with an error, so that no caller waits for
-//! ever. Callers that leave cancel what was not sent.
+//! A route that is dropped without an answer, because a transport has panicked, answers with an error, so that no caller waits
+//! for ever. Callers that leave cancel calls that were not sent.
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -21,7 +21,7 @@ enum To {
 }
 
 impl Route {
-    /// Answers the caller. One that has left does not hear it.
+    /// Answers the caller, if it is still there.
     pub(super) fn answer(mut self, result: CallResult) {
         self.give(result);
     }

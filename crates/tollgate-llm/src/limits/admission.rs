@@ -18,9 +18,10 @@ use crate::plan::{Plan, Tokens};
 use crate::stream::Streamed;
 use crate::usage::Usage;
 
-/// A call that may be sent, with what is reserved for it. It is settled once; dropped unsettled, it stays charged as reserved.
+/// A call that may be sent, with its reservation. It is settled once; if it is dropped unsettled, the reserved amount stays
+/// charged.
 ///
-/// Its place under a concurrency limit is kept until then: a task of the tokio runtime on which it was admitted renews it.
+/// Its lease under a concurrency limit is kept until then: a task of the tokio runtime on which it was admitted renews it.
 #[must_use = "an admission that is not settled stays charged as reserved"]
 pub struct Admission {
     pub(super) inner: Arc<Inner>,
@@ -112,12 +113,12 @@ impl Admission {
         }
     }
 
-    /// What a call is reckoned at whose provider reports nothing: the estimate of its input, and what was produced.
+    /// The usage of a call whose provider reports none: the estimate of its input, and the output so far.
     pub fn estimate(&self, output: u64) -> Usage {
         Usage { input: self.tokens.input, cached: 0, output }
     }
 
-    /// Settles it with what the provider has reported, and learns from it.
+    /// Settles it with the reported usage, and learns from it.
     pub async fn settle(self, usage: Usage) -> Result<(), tollgate::Error> {
         if let Some(plan) = &self.plan {
             let charged = usage.charged_input(plan.kind, plan.count_cache_reads);
@@ -129,8 +130,8 @@ impl Admission {
         self.apply(&usage).await
     }
 
-    /// Settles it with an estimate: nothing that cannot be proven is given back. Input is charged as reserved, output as produced where
-    /// the answer has ended, else as reserved or as produced, whichever is more.
+    /// Settles it with an estimate: nothing is given back without proof. Input is charged as reserved; output as produced if the
+    /// answer has ended, else as reserved or as produced, whichever is more.
     pub async fn settle_estimated(self, output: u64, has_ended: bool) -> Result<(), tollgate::Error> {
         let output = if has_ended { output } else { output.max(self.tokens.output) };
         let charged = self.tokens.charged_input;
@@ -248,7 +249,7 @@ impl Admission {
         }
     }
 
-    /// For those who look.
+    /// For the overview.
     fn note(&self, usage: &Usage, is_reported: bool) {
         if let Some(seen) = &self.seen {
             seen.settled(usage, self.tokens.input, self.reserved(), is_reported);
@@ -263,7 +264,7 @@ impl Admission {
 impl Drop for Admission {
     fn drop(&mut self) {
         self.ends_first();
-        // What was reserved stays charged, but nobody needs its place under a concurrency limit any more.
+        // The reserved amount stays charged, but the lease under a concurrency limit is no longer needed.
         if let (Some(plan), Some(held)) = (self.plan.take(), self.held.take())
             && plan.has_place()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()

@@ -1,8 +1,8 @@
 //! Several calls of one quota at once: checked as a whole, and admitted all or none.
 //!
-//! What all of them may use is one charge, merged by limit and key, so it is reserved as a whole or not at all. Each call has a share of
-//! that reservation. A reservation is settled once, so what each call has used is added up, and the last one settles the sum. What the
-//! first calls give back is therefore given back with the last.
+//! What all of them may use is one charge, merged by limit and key, so it is reserved as a whole or not at all. Each call has a
+//! share of that reservation. A reservation is settled once, so the usage of each call is added up, and the last one settles the
+//! sum. So the refund of the first calls comes with the last.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::request::{Api, ModelRequest};
 /// The calls of a batch, planned.
 struct PlannedBatch {
     calls: Vec<PlannedCall>,
-    /// The quota whose line the batch stands in; `None` if no call has limits.
+    /// The quota in whose queue the batch waits; `None` if no call has limits.
     quota: Option<String>,
     /// For each quota group, the charges of all calls together.
     merged: Vec<Plan>,
@@ -103,8 +103,8 @@ impl ModelLimits {
         self.first_room(&batch.merged).await
     }
 
-    /// Reserves what all of these calls may use, all or nothing. It waits in line until there is room for all of them, at most `within` (by
-    /// default `max_wait`). They must be of one quota.
+    /// Reserves what all of these calls may use, all or nothing. It waits in the queue until there is room for all of them, at
+    /// most `within` (by default `max_wait`). They must be of one quota.
     pub async fn admit_batch(
         &self,
         requests: &[ModelRequest<'_>],

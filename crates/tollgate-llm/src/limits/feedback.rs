@@ -1,7 +1,8 @@
-//! What a provider says of its own limits, taken into ours: groups that it asks to leave alone, and quota that others have used.
+//! Applies what a provider reports about its own limits: groups that must not be used for a while, and quota that others have
+//! used.
 //!
-//! Nothing that a provider says ever raises an allowance. It may report less than is left here, because somebody else uses the same
-//! quota or because it counts otherwise: then the difference is charged to the ordinary limit, as if a call had used it (`others.rs`).
+//! A report never raises an allowance. It may show less than is left here, because another client uses the same quota or because
+//! the provider counts differently: then the difference is charged to the ordinary limit, as if a call had used it (`others.rs`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -51,6 +52,15 @@ impl ReportedLeft {
 }
 
 impl Inner {
+    /// Parks a group of keys for a quota.
+    fn park(&self, quota: &str, group: &str, wait: Duration, reason: &'static str) {
+        let now = self.clock.now();
+        self.parking.park(quota, group, now, wait, reason);
+        if let Some((left, _)) = self.parking.left(quota, group, now) {
+            self.seen.parked(group, left);
+        }
+    }
+
     /// Charges what others use and is not charged yet, as far as there is room.
     async fn charge_missing(&self, charge: &Planned, window: Micros) -> Result<(), tollgate::Error> {
         let Some(cost) = self.others.take_missing(charge, self.clock.now(), window) else { return Ok(()) };
@@ -88,7 +98,7 @@ impl ModelLimits {
         Ok(())
     }
 
-    /// How long a call is to wait for one that went first, because others use this quota.
+    /// How long a call waits for the probing call, because others use this quota.
     pub(super) fn first_to_go(&self, plan: &Plan) -> Option<Micros> {
         let window = Micros::from(self.config().window.saturating_add(plan.margin()));
         let now = self.inner.clock.now();
@@ -107,7 +117,7 @@ impl ModelLimits {
         plan
     }
 
-    /// Notes that a call goes; true if others wait until it is answered.
+    /// Records that a call is sent; true if others wait for its answer.
     pub(super) fn goes(&self, plan: &Plan) -> bool {
         let window = Micros::from(self.config().window.saturating_add(plan.margin()));
         let now = self.inner.clock.now();
@@ -120,8 +130,19 @@ impl ModelLimits {
     pub fn park(&self, model: &str, group: &str, wait: Duration, reason: &'static str) {
         let config = self.config();
         let Some(model) = config.model(model) else { return };
-        self.inner.parking.park(&model.quota, group, self.inner.clock.now(), wait, reason);
+        self.inner.park(&model.quota, group, wait, reason);
         self.inner.seen.limited(group);
+    }
+
+    /// Notes that a refusal of a provider, for its limits, is passed on to the caller.
+    pub fn passed_on(&self) {
+        self.inner.seen.passed_on();
+    }
+
+    /// What others use of a limit in a window, as far as it is charged here, and of how much.
+    pub(crate) fn others_use(&self, limit: &str, key: &str) -> Option<(u64, u64)> {
+        let window = Micros::from(self.config().window);
+        self.inner.others.uses(limit, key, self.inner.clock.now(), window)
     }
 
     /// The groups that are parked.
@@ -217,19 +238,22 @@ impl Admission {
         }
     }
 
-    /// Takes in what the provider reports to be left. Nothing left parks the group until the reset that is reported, for one window
-    /// at most; less than is left here is charged as used by others. Reports never raise anything.
+    /// Applies what the provider reports to be left. If nothing is left, the group is parked until the reported reset, for one
+    /// window at most; if less is left than here, the difference is charged as used by others. Reports never raise anything.
     pub async fn reported(&self, reports: &[ReportedLeft]) -> Result<(), tollgate::Error> {
         self.take_in(reports, true).await
     }
 
-    /// Takes in what the provider reports to be left with a refusal, which says by itself how long the group is to be left alone.
+    /// Applies what the provider reports with a refusal, which itself says how long the group must not be used.
     pub async fn reported_refusing(&self, reports: &[ReportedLeft]) -> Result<(), tollgate::Error> {
         self.take_in(reports, false).await
     }
 
     async fn take_in(&self, reports: &[ReportedLeft], may_park: bool) -> Result<(), tollgate::Error> {
         let (Some(plan), Some(held)) = (&self.plan, &self.held) else { return Ok(()) };
+        if !reports.is_empty() {
+            self.inner.seen.reported(&plan.group);
+        }
         let config = self.inner.config.read().clone();
         let window = Micros::from(config.window.saturating_add(plan.margin()));
         for charge in plan.charges.iter().filter(|charge| !charge.is_own) {
@@ -252,8 +276,8 @@ impl Admission {
                 continue;
             };
             let reported = report.remaining.saturating_add(report.rounding);
-            // A refused call is counted here. Refused for this limit, it proves that the provider had less left than it asked for.
-            // What it says of other limits is left to answers.
+            // A refused call is counted here. If this limit refused it, the provider had less left than the call asked for. Other
+            // limits are corrected with the next answer.
             let is_refused_for_it = !may_park && reported < charge.cost;
             if !may_park && !is_refused_for_it {
                 continue;
@@ -287,7 +311,7 @@ impl Admission {
                     self.inner.others.report(charge, at, window, &taken);
                 }
                 let reason = "the provider reports that nothing is left of this quota";
-                self.inner.parking.park(&plan.quota, &plan.group, at, wait, reason);
+                self.inner.park(&plan.quota, &plan.group, wait, reason);
                 self.nudge();
                 continue;
             }
@@ -308,7 +332,7 @@ impl Admission {
     /// Asks that no call of this quota is sent with keys of this group for a while.
     pub fn park(&self, wait: Duration, reason: &'static str) {
         if let (Some(quota), Some(group)) = (&self.quota, &self.group) {
-            self.inner.parking.park(quota, group, self.inner.clock.now(), wait, reason);
+            self.inner.park(quota, group, wait, reason);
             self.inner.seen.limited(group);
             self.nudge();
         }

@@ -1,16 +1,18 @@
-//! What others use of the same quota: estimated from what a provider reports, and kept charged to the ordinary limit.
+//! What other clients use of the same quota: estimated from a provider's reports, and kept charged to the ordinary limit.
 //!
-//! A report says how much is left at the provider; the limit here says how much should be. What is missing was used by somebody else.
-//! Reports are late and cross each other. Against what was left when the call was admitted, a report is right on average, but off by the calls
-//! that have overtaken it or that it has overtaken. Against what is left now, it is too low by the calls that are on their way. So that there
-//! are others is believed where both say so, and how much they use is the average of the first.
+//! A report shows how much is left at the provider; the limit here shows how much should be left. The difference was used by
+//! others. Reports are late and overtake each other. Compared with what was left when the call was admitted, a report is right on
+//! average, but off by the calls that have overtaken it or that it has overtaken. Compared with what is left now, it is too low
+//! by the calls in flight. So others are assumed only if both comparisons show them, and their usage is the average of the first,
+//! moment by moment: the calls of a burst overtake each other, and their errors cancel out.
 //!
-//! Others do not stop when their charge leaves the window. So the most that this window and the one before say stays charged, and a
-//! headroom with it: what others use until the next report, twice, by how much they use beside us. Thus calls stop before the provider has
-//! nothing left, and what others do next finds room. Where there is no room for the charge, it has the next that becomes free.
+//! Others do not stop when their charge leaves the window. So the maximum of this window and the one before stays charged, plus a
+//! headroom: twice what others use until the next report, in proportion to our own usage. So calls stop before the provider has
+//! nothing left, and the next usage of others finds room. If there is no room for the charge, it gets the next units that become
+//! free.
 //!
-//! Where there are others and nothing was reported for a while, nobody knows what they have left. Then one call goes first, and the others follow
-//! once it is answered, so that a burst of calls that waited does not meet a provider that has nothing left.
+//! If there are others and nothing was reported for a while, what is left is not known. Then one probing call goes first, and the
+//! others follow once it is answered, so that a burst of waiting calls does not meet an exhausted provider.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -35,10 +37,10 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX).min(i64::MAX / (4 * SCALE))
 }
 
-/// How a limit stands: here when the call was admitted, here now, and at the provider.
+/// The state of a limit: here when the call was admitted, here now, and at the provider.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report {
-    /// What was left here when the call was admitted, with it, and what was charged for others by then.
+    /// What was left here when the call was admitted, including it, and what was charged for others by then.
     pub(super) then: u64,
     pub(super) others_then: u64,
     /// What is left here now, and what is charged for others.
@@ -53,7 +55,7 @@ pub(super) struct Report {
     pub(super) cost: u64,
 }
 
-/// What others are known to use, by limit and key.
+/// The known usage of others, by limit and key.
 #[derive(Debug, Default)]
 pub(crate) struct Others {
     known: Mutex<HashMap<(String, String), OthersUse>>,
@@ -69,6 +71,8 @@ struct OthersUse {
     /// What they use by the average of the last reports since then, and by that of the window before.
     average: Option<i64>,
     average_before: Option<i64>,
+    /// The reports of a moment, which are not in the average yet: since when, their sum and how many.
+    moment: (Micros, i64, i64),
     /// The most that reports of the window before said.
     before: u64,
     headroom: u64,
@@ -87,6 +91,7 @@ impl OthersUse {
             since: now,
             average: None,
             average_before: None,
+            moment: (now, 0, 0),
             before: 0,
             headroom: 0,
             capacity: 0,
@@ -95,9 +100,10 @@ impl OthersUse {
         }
     }
 
-    /// Begins a new window where one is over. Without a report, others are believed to use less and less.
+    /// Starts a new window if one is over. Without a report, the assumed usage of others decays.
     fn roll(&mut self, now: Micros, window: Micros) {
         while now >= self.since.saturating_add(window) {
+            self.moment_ends();
             self.before = self.seen.take().unwrap_or(self.before / 2);
             self.average_before = self.average.take().or(self.average_before);
             self.since = match self.before {
@@ -108,6 +114,41 @@ impl OthersUse {
         let is_past = |at: Micros| now >= at.saturating_add(window).saturating_add(window);
         while self.charged.front().is_some_and(|(at, _)| is_past(*at)) {
             self.charged.pop_front();
+        }
+    }
+
+    /// Takes what others use by one report into the average, when its moment is over. Calls that are on their way together overtake each
+    /// other, so each of their reports is off, but all of them together are not.
+    fn hears(&mut self, used: i64, is_refusal: bool, now: Micros, window: Micros) {
+        if now >= self.moment.0.saturating_add(Micros::new(window.get() / PIECES)) {
+            self.moment_ends();
+            self.moment.0 = now;
+        }
+        match is_refusal {
+            // It says how much they use at least.
+            true if self.average.is_some_and(|average| used * SCALE < average) => {}
+            true => self.believes(used * SCALE, 1),
+            false => self.moment = (self.moment.0, self.moment.1.saturating_add(used), self.moment.2 + 1),
+        }
+    }
+
+    fn moment_ends(&mut self) {
+        let (since, sum, count) = self.moment;
+        if count > 0 {
+            self.believes(sum * SCALE / count, count);
+        }
+        self.moment = (since, 0, 0);
+    }
+
+    /// Moves the average towards these reports: faster up than down, but never at once by a single report.
+    fn believes(&mut self, used: i64, reports: i64) {
+        for _ in 0..reports.min(2 * AVERAGED) {
+            self.average = Some(match (self.average, self.average_before) {
+                (Some(average), _) if used < average => average + (used - average) / AVERAGED,
+                (Some(average), _) => average + (used - average) / RAISED,
+                (None, Some(before)) if used > before => before + (used - before) / RAISED,
+                (None, _) => used,
+            });
         }
     }
 
@@ -159,16 +200,8 @@ impl Others {
         };
         let then = missing(report.then, report.others_then);
         let least = then.min(missing(report.now, report.others_now));
-        let average = match (entry.average, entry.average_before) {
-            // A refusal says how much they use at least.
-            (Some(average), _) if report.beyond > 0 && then * SCALE < average => average,
-            (Some(average), _) if then * SCALE < average => average + (then * SCALE - average) / AVERAGED,
-            // More is believed sooner than less, but not by a single report, which may have overtaken calls before it.
-            (Some(average), _) => average + (then * SCALE - average) / RAISED,
-            (None, Some(before)) if then * SCALE > before => before + (then * SCALE - before) / RAISED,
-            (None, _) => then * SCALE,
-        };
-        entry.average = Some(average);
+        entry.hears(then, report.beyond > 0, now, window);
+        let average = entry.average.unwrap_or(0);
         let used = least.max(average.saturating_add(SCALE / 2) / SCALE);
         let used = u64::try_from(used).unwrap_or(0).min(report.capacity);
         entry.seen = Some(entry.seen.unwrap_or(0).max(used));
@@ -188,6 +221,13 @@ impl Others {
             return 0;
         }
         known.get(&Others::key(charge)).map_or(0, |entry| entry.charged(now, window))
+    }
+
+    /// What is charged for them under a limit and key, and of how much; none if nothing is.
+    pub(super) fn uses(&self, limit: &str, key: &str, now: Micros, window: Micros) -> Option<(u64, u64)> {
+        let known = self.known.lock();
+        let entry = known.get(&(limit.to_owned(), key.to_owned()))?;
+        Some((entry.charged(now, window), entry.capacity)).filter(|(used, _)| *used > 0)
     }
 
     /// What is to be charged for them now, which counts as charged from here on.

@@ -1,4 +1,4 @@
-//! What a call charges: its model, the tokens that it may use, and a plan for each quota group.
+//! The charges of a call: its model, the tokens that it may use, and a plan for each quota group.
 
 use tollgate::{Allowance, Key, Policy};
 
@@ -23,7 +23,7 @@ impl ModelLimits {
             (None, UnknownModel::Refuse) => Err(Refusal::new(
                 RefusalKind::UnknownModel,
                 format!(
-                    "the model `{}` does not exist or is not configured here",
+                    "the model `{}` does not exist or is not configured here; GET /v1/models lists the models",
                     crate::request::shown(name)
                 ),
             )),
@@ -66,8 +66,8 @@ impl ModelLimits {
         Tokens { counted: counted.tokens, input, charged_input, output, is_guess }
     }
 
-    /// The plans for each quota group, made to fit: a guessed output is lowered to what the limits hold. What is larger than a limit
-    /// all the same is refused, or charged as all of the limit.
+    /// The plans for each quota group, made to fit: a guessed output is lowered to the capacity of the limits. A call that is
+    /// still larger than a limit is refused, or charged as the whole limit.
     pub(super) fn plans(
         &self,
         config: &LlmConfig,

@@ -1,7 +1,7 @@
-//! Keeps the places of a call under concurrency limits, from its charge to its end.
+//! Renews the leases of a call under concurrency limits, from its charge to its end.
 //!
-//! A place is a lease of a minute, so that those of a process that was killed become free. A call may take longer than that to its first
-//! byte, so its leases are renewed by a task of their own, whatever the call waits for.
+//! A lease lasts a minute, so that the leases of a killed process become free. A call may take longer than that to its first
+//! byte, so a separate task renews its leases, whatever the call waits for.
 
 use tollgate::store::Micros;
 use tollgate::{Clock, Reservation, Settled};

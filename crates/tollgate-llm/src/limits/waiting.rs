@@ -1,4 +1,4 @@
-//! Standing in line: a call waits for its turn, tries to reserve, and sleeps exactly as long as the limits say.
+//! Queued calls: a call waits for its turn, tries to reserve, and sleeps exactly as long as the limits return.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::config::{Counts, LlmConfig, Priority};
 use crate::line::{Joining, Line, Ticket};
 use crate::plan::Plan;
 
-/// How long the first in line sleeps at most before it looks at a remote store again: another process may have given back.
+/// The longest sleep of the first in the queue before it tries a remote store again: another process may have given back.
 const LOOK_AGAIN: Micros = Micros::from_millis(250);
 
 /// How a call of so many tokens stands in line.
@@ -60,8 +60,8 @@ impl ModelLimits {
         lines.entry(quota.to_owned()).or_insert_with(new).clone()
     }
 
-    /// The refusal of a call whose time is over before its client's earlier calls can all have been sent, so that it need not wait in
-    /// vain. Requests are never given back, so this is the least time that they take.
+    /// The refusal of a call whose time is over before its client's earlier calls can all have been sent, so that it need not
+    /// wait in vain. Requests are never given back, so this is the shortest time that they take.
     pub(super) fn too_long(
         &self,
         config: &LlmConfig,
@@ -99,7 +99,7 @@ impl ModelLimits {
         refusal
     }
 
-    /// Stands in line until one of the plans is reserved.
+    /// Waits in the queue until one of the plans is reserved.
     pub(super) async fn wait(
         &self,
         line: &Line,
@@ -144,14 +144,14 @@ impl ModelLimits {
             let Some(wait) = refusal.wait else { return Err(refusal.refusal) };
             let now = clock.now();
             let until = now.saturating_add(wait);
-            // What nobody can give back in time is not waited for.
+            // A charge that cannot be given back in time is not waited for.
             let is_fixed =
                 refusal.is_parked || (!line.has_open() && !refusal.is_own && !self.is_remote(plans));
             let is_in_vain = refusal.of_requests.is_some_and(|wait| now.saturating_add(wait) > deadline);
             if now >= deadline || is_in_vain || (until > deadline && is_fixed) {
                 return Err(refusal.refusal);
             }
-            // A wait for the margin alone is nobody's limit.
+            // A wait for the margin alone is caused by no limit.
             let is_limited = refusal.refusal.retry_after != Some(Duration::ZERO);
             if let Some(on_wait) = on_wait.take_if(|_| is_limited) {
                 on_wait(&refusal.refusal);
@@ -202,7 +202,7 @@ impl ModelLimits {
         }
     }
 
-    /// The answer to a waiter whose turn never came.
+    /// The refusal of a waiter whose turn never came.
     async fn refusal_in_line(&self, ticket: &Ticket<'_>, plans: &[Plan]) -> Result<Refusal, Refusal> {
         let plan = &plans[0];
         let decision = self.inner.gate.peek(&plan.charges()).await.map_err(undecided)?;
@@ -250,7 +250,7 @@ impl Denial {
         Denial { refusal, wait: retry_after.map(Micros::from), is_own, is_parked: false, of_requests }
     }
 
-    /// Of a call that waits for one that went first.
+    /// The denial of a call that waits for the probing call.
     fn behind_the_first(wait: Micros) -> Denial {
         Denial {
             is_parked: false,

@@ -1,7 +1,7 @@
-//! What `limits.rs` notes of calls: sums of the last hour by configured model and client, ratios of the last calls, who waits and what is
-//! reserved by calls under way. Constant memory for each model, client and call that is there.
+//! What `limits.rs` records about calls: sums of the last hour by configured model and client, ratios of the last calls, waiting
+//! calls, and what calls in flight have reserved. Constant memory for each model, client and call.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,49 +14,80 @@ use crate::learned::Ring;
 use crate::plan::Planned;
 use crate::usage::Usage;
 
-const MINUTE: u64 = 60_000_000;
-
-/// How many minutes sums are kept for, and how many ratios and waits.
+/// How many minutes sums are kept for, how many ratios and waits, and how many times at which a group was parked.
 pub(super) const MINUTES: usize = 60;
 const REMEMBERED: usize = 128;
+const PARKED: usize = 32;
 
 /// One, in parts of a ratio.
 const ONE: u64 = 1_000;
 
-/// Sums of the last minutes.
+/// Sums of the last so many stretches of time, each of so many seconds.
 #[derive(Clone, Debug)]
-pub(super) struct Minutes([(u64, u64); MINUTES]);
+pub(super) struct Sums<const SECONDS: u64, const N: usize>([(u64, u64); N]);
 
-impl Default for Minutes {
-    fn default() -> Minutes {
-        Minutes([(0, 0); MINUTES])
+/// Of the last hour.
+pub(super) type Minutes = Sums<60, MINUTES>;
+
+impl<const SECONDS: u64, const N: usize> Default for Sums<SECONDS, N> {
+    fn default() -> Self {
+        Sums([(0, 0); N])
     }
 }
 
-impl Minutes {
+impl<const SECONDS: u64, const N: usize> Sums<SECONDS, N> {
+    /// Which stretch this is, and where it is kept.
+    fn stretch(now: Micros) -> u64 {
+        now.get() / (SECONDS * 1_000_000)
+    }
+
+    fn place(stretch: u64) -> usize {
+        usize::try_from(stretch % N as u64).unwrap_or(0)
+    }
+
     pub(super) fn add(&mut self, now: Micros, count: u64) {
-        let minute = now.get() / MINUTE;
-        let index = usize::try_from(minute % MINUTES as u64).unwrap_or(0);
-        let place = &mut self.0[index];
-        if place.0 != minute {
-            *place = (minute, 0);
+        let stretch = Self::stretch(now);
+        let place = &mut self.0[Self::place(stretch)];
+        if place.0 != stretch {
+            *place = (stretch, 0);
         }
         place.1 = place.1.saturating_add(count);
     }
 
-    /// Each of the last minutes, the one that runs last.
+    /// Each of the last stretches, the one that runs last.
     pub(super) fn series(&self, now: Micros) -> Vec<u64> {
-        let minute = now.get() / MINUTE;
-        let first = (minute + 1).saturating_sub(MINUTES as u64);
-        let of = |minute: u64| {
-            let place = self.0[usize::try_from(minute % MINUTES as u64).unwrap_or(0)];
-            if place.0 == minute { place.1 } else { 0 }
+        let stretch = Self::stretch(now);
+        let first = (stretch + 1).saturating_sub(N as u64);
+        let of = |stretch: u64| {
+            let place = self.0[Self::place(stretch)];
+            if place.0 == stretch { place.1 } else { 0 }
         };
-        (first..=minute).map(of).collect()
+        (first..=stretch).map(of).collect()
     }
 
     pub(super) fn sum(&self, now: Micros) -> u64 {
         self.series(now).into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+/// Tokens of the last five minutes, hour and day.
+#[derive(Debug, Default)]
+pub(super) struct Tokens {
+    recent: Sums<5, 60>,
+    hour: Minutes,
+    day: Sums<900, 96>,
+}
+
+impl Tokens {
+    fn add(&mut self, now: Micros, count: u64) {
+        self.recent.add(now, count);
+        self.hour.add(now, count);
+        self.day.add(now, count);
+    }
+
+    /// For each range the seconds of a stretch and the sums, oldest first.
+    pub(super) fn series(&self, now: Micros) -> [(u64, Vec<u64>); 3] {
+        [(5, self.recent.series(now)), (60, self.hour.series(now)), (900, self.day.series(now))]
     }
 }
 
@@ -74,8 +105,8 @@ pub(super) fn percentiles<const N: usize>(
 
 #[derive(Debug, Default)]
 pub(super) struct OfModel {
-    pub(super) input: Minutes,
-    pub(super) output: Minutes,
+    pub(super) input: Tokens,
+    pub(super) output: Tokens,
     pub(super) refused: Minutes,
     pub(super) ratios: Newest,
     pub(super) is_exact: bool,
@@ -84,6 +115,16 @@ pub(super) struct OfModel {
 #[derive(Debug, Default)]
 pub(super) struct OfGroup {
     pub(super) limited: Minutes,
+    /// Whether its provider has ever reported how its limits stand.
+    pub(super) has_reported: bool,
+}
+
+/// A time for which the provider asked not to use a group.
+#[derive(Clone, Debug)]
+pub(super) struct ParkedTime {
+    pub(super) group: String,
+    pub(super) from: Micros,
+    pub(super) to: Micros,
 }
 
 #[derive(Debug)]
@@ -114,9 +155,13 @@ pub(super) struct State {
     pub(super) waiting: BTreeMap<u64, Waiter>,
     pub(super) waits: Newest,
     pub(super) sums: [Minutes; 5],
+    /// Refusals of providers, for their limits, that reached a caller.
+    pub(super) passed_on: Minutes,
+    /// Oldest first.
+    pub(super) parked: VecDeque<ParkedTime>,
 }
 
-/// What has been seen of calls.
+/// The record of all calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(super) clock: Clock,
@@ -134,14 +179,14 @@ pub(crate) struct Coming<'a> {
     pub(crate) is_exact: bool,
 }
 
-/// A call in line, seen until it is dropped.
+/// A waiting call, recorded until it is dropped.
 pub(crate) struct SeenWaiting {
     seen: Seen,
     number: u64,
     is_exact: bool,
 }
 
-/// A call under way, seen until it is dropped.
+/// A call in flight, recorded until it is dropped.
 #[derive(Debug)]
 pub(crate) struct SeenOpen {
     seen: Seen,
@@ -156,7 +201,7 @@ impl Seen {
         Seen { clock, state: Arc::default() }
     }
 
-    /// A call stands in line.
+    /// A call is queued.
     pub(crate) fn waits(&self, coming: &Coming<'_>) -> SeenWaiting {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -184,7 +229,39 @@ impl Seen {
         group.limited.add(now, 1);
     }
 
-    /// Forgets models and clients that there are no longer.
+    /// A refusal of a provider, for its limits, is passed on to the caller.
+    pub(crate) fn passed_on(&self) {
+        let now = self.clock.now();
+        self.state.lock().passed_on.add(now, 1);
+    }
+
+    /// The provider has reported the state of this group's limits.
+    pub(crate) fn reported(&self, group: &str) {
+        let mut state = self.state.lock();
+        match state.groups.get_mut(group) {
+            Some(group) => group.has_reported = true,
+            None => state.groups.entry(group.to_owned()).or_default().has_reported = true,
+        }
+    }
+
+    /// A group is parked for so much longer.
+    pub(crate) fn parked(&self, group: &str, left: Micros) {
+        let now = self.clock.now();
+        let to = now.saturating_add(left);
+        let mut state = self.state.lock();
+        let known = state.parked.iter_mut().rev().find(|known| known.group == group);
+        match known.filter(|known| known.to >= now) {
+            Some(known) => known.to = known.to.max(to),
+            None => {
+                if state.parked.len() == PARKED {
+                    state.parked.pop_front();
+                }
+                state.parked.push_back(ParkedTime { group: group.to_owned(), from: now, to });
+            }
+        }
+    }
+
+    /// Forgets models and clients that the config no longer has.
     pub(crate) fn reload(&self, config: &LlmConfig) {
         let mut state = self.state.lock();
         state.models.retain(|name, _| config.model(name).is_some());
@@ -207,13 +284,13 @@ impl SeenWaiting {
 
     /// It has waited for so long, and is admitted.
     pub(crate) fn waited(&self, waited: Duration) {
-        // Who was let in at once has not waited.
+        // A call that was admitted at once has not waited.
         if waited >= Duration::from_millis(1) {
             self.seen.state.lock().waits.push(Micros::from(waited).get());
         }
     }
 
-    /// One of the calls that waited together is under way.
+    /// One call of a batch is in flight.
     pub(crate) fn admitted_one(&self, model: &str, charges: &[Planned], is_exact: bool) -> SeenOpen {
         let now = self.seen.clock.now();
         let mut state = self.seen.state.lock();
@@ -243,8 +320,8 @@ impl Drop for SeenWaiting {
 }
 
 impl SeenOpen {
-    /// It was settled with this usage. `estimated` is what its input was reckoned at, `reserved` what was reserved of all; what is not
-    /// reported is not compared.
+    /// It was settled with this usage. `estimated` is the estimate of its input, `reserved` the whole reservation; a value that
+    /// is not reported is not compared.
     pub(crate) fn settled(&self, usage: &Usage, estimated: u64, reserved: u64, is_reported: bool) {
         let now = self.seen.clock.now();
         let mut state = self.seen.state.lock();
@@ -276,7 +353,7 @@ impl Drop for SeenOpen {
 }
 
 impl Seen {
-    /// What calls under way have reserved of a limit within its window.
+    /// What calls in flight have reserved of a limit within its window.
     pub(super) fn reserved(&self, limit: &str, window: Micros, now: Micros) -> u64 {
         let state = self.state.lock();
         let fresh = state.open.values().filter(|open| now.saturating_sub(open.since) < window);
@@ -291,7 +368,7 @@ mod tests {
 
     #[test]
     fn minutes_add_up_and_pass() {
-        let at = |minute: u64| Micros::new(minute * MINUTE + 1);
+        let at = |minute: u64| Micros::new(minute * 60_000_000 + 1);
         let mut minutes = Minutes::default();
         minutes.add(at(100), 5);
         minutes.add(at(100), 2);
@@ -300,6 +377,43 @@ mod tests {
         assert_eq!((minutes.sum(at(160)), minutes.sum(at(1_000))), (1, 0));
         minutes.add(at(160), 3);
         assert_eq!(minutes.series(at(160))[MINUTES - 2..], [1, 3]);
+    }
+
+    #[test]
+    fn a_group_that_is_parked_again_has_one_time() {
+        let hands = tollgate::ManualClock::at(Micros::from_secs(100));
+        let seen = Seen::new(hands.clock());
+        let times = || -> Vec<(String, u64, u64)> {
+            let seconds = |at: Micros| at.get() / 1_000_000;
+            let of = |time: &ParkedTime| (time.group.clone(), seconds(time.from), seconds(time.to));
+            seen.state.lock().parked.iter().map(of).collect()
+        };
+        seen.parked("a", Micros::from_secs(5));
+        seen.parked("b", Micros::from_secs(1));
+        hands.advance(Micros::from_secs(3));
+        seen.parked("a", Micros::from_secs(5));
+        assert_eq!(times(), [("a".to_owned(), 100, 108), ("b".to_owned(), 100, 101)]);
+        hands.advance(Micros::from_secs(60));
+        seen.parked("a", Micros::from_secs(2));
+        assert_eq!(times()[2..], [("a".to_owned(), 163, 165)]);
+        for number in 0..100 {
+            seen.parked(&number.to_string(), Micros::from_secs(2));
+        }
+        assert_eq!(times().len(), PARKED);
+    }
+
+    #[test]
+    fn tokens_are_kept_for_three_ranges() {
+        let at = |seconds: u64| Micros::from_secs(90_000 + seconds);
+        let mut tokens = Tokens::default();
+        tokens.add(at(0), 7);
+        tokens.add(at(61), 3);
+        let sums =
+            |now| tokens.series(now).map(|(step, values)| (step, values.len(), values.iter().sum::<u64>()));
+        assert_eq!(sums(at(62)), [(5, 60, 10), (60, 60, 10), (900, 96, 10)]);
+        assert_eq!(sums(at(302)), [(5, 60, 3), (60, 60, 10), (900, 96, 10)]);
+        assert_eq!(sums(at(7_200)), [(5, 60, 0), (60, 60, 0), (900, 96, 10)]);
+        assert_eq!(sums(at(96 * 900)), [(5, 60, 0), (60, 60, 0), (900, 96, 0)]);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub enum Failure {
     Limited,
     /// The account cannot pay. No waiting mends it, and no limit is used up.
     Billing,
-    /// The provider itself has too much to do. It says nothing about the caller's limits.
+    /// The provider itself is overloaded. This says nothing about the caller's limits.
     Overloaded,
     /// The provider failed, or the call may have run.
     Failed,
