@@ -112,9 +112,9 @@ impl Daemon {
     }
 
     /// Asks with `signal`, waits, and ends the process by force if that did not help.
-    pub(crate) fn end(mut self, signal: Signal, patience: Duration, home: &Home) {
+    pub(crate) fn end(mut self, signal: Signal, timeout: Duration, home: &Home) {
         self.signal(signal);
-        if poll(patience, || self.has_ended().then_some(())).is_none() {
+        if poll(timeout, || self.has_ended().then_some(())).is_none() {
             self.signal(Signal::KILL);
             let _ = self.child.wait();
         }

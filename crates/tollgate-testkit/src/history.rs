@@ -116,7 +116,7 @@ impl Promises {
         self
     }
 
-    /// The version of a key's first admission; `None` if the history began in the middle. 1 unless told otherwise.
+    /// The version of a key's first admission; `None` if the history began in the middle. 1 by default.
     #[must_use]
     pub fn first_version(mut self, version: Option<u64>) -> Self {
         self.first_version = version;
@@ -124,7 +124,7 @@ impl Promises {
     }
 
     /// An ambiguous call can take effect no later than this after its end, because it carries a time after which the store
-    /// refuses it. Unless told, it can take effect for ever.
+    /// refuses it. By default it can take effect for ever.
     #[must_use]
     pub fn ambiguous_close_after(mut self, us: u64) -> Self {
         self.ambiguous_close_after_us = Some(us);

@@ -3,8 +3,8 @@
 //! `attack.rs` has what is done to it, `honest.rs` a client of each face, `frames.rs` as much of HTTP/2 as both need.
 
 mod attack;
-mod frames;
-mod honest;
+pub(crate) mod frames;
+pub(crate) mod honest;
 
 pub use attack::{ATTACKS, Attack};
 pub use honest::{Answered, CLIENTS, Client, Faces, Make};

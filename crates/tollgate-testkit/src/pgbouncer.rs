@@ -42,7 +42,7 @@ impl PgbouncerBuilder {
             let user = server.user();
             let write = |name: &str, text: &str| {
                 let path = home.path().join(name);
-                let written = std::fs::write(&path, text).and_then(|()| give_away(&path, user));
+                let written = std::fs::write(&path, text).and_then(|()| change_owner(&path, user));
                 written.unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
                 path
             };
@@ -55,7 +55,7 @@ impl PgbouncerBuilder {
                 self.settings.join("\n"),
             );
             let config = write("pgbouncer.ini", &text);
-            give_away(home.path(), user)
+            change_owner(home.path(), user)
                 .unwrap_or_else(|error| panic!("cannot give {} away: {error}", home.path().display()));
             let mut command = Command::new(&program);
             command.arg(config).current_dir("/");
@@ -124,7 +124,7 @@ fn find() -> PathBuf {
     found.unwrap_or_else(|| panic!("{MISSING}"))
 }
 
-fn give_away(path: &Path, user: Option<(u32, u32)>) -> std::io::Result<()> {
+fn change_owner(path: &Path, user: Option<(u32, u32)>) -> std::io::Result<()> {
     match user {
         Some((user, group)) => std::os::unix::fs::chown(path, Some(user), Some(group)),
         None => Ok(()),

@@ -92,7 +92,7 @@ impl PostgresBuilder {
         for (from, name) in self.certificates.iter().flatten().zip(names) {
             // The copy keeps the mode, which for the key must be 0600.
             let to = data.join(name);
-            let copied = std::fs::copy(from, &to).and_then(|_| programs.give_away(&to));
+            let copied = std::fs::copy(from, &to).and_then(|_| programs.change_owner(&to));
             copied.unwrap_or_else(|error| panic!("cannot copy {}: {error}", from.display()));
         }
     }
@@ -126,7 +126,7 @@ impl Programs {
         command
     }
 
-    fn give_away(&self, path: &Path) -> std::io::Result<()> {
+    fn change_owner(&self, path: &Path) -> std::io::Result<()> {
         match self.user {
             Some((user, group)) => std::os::unix::fs::chown(path, Some(user), Some(group)),
             None => Ok(()),
@@ -142,7 +142,7 @@ impl Programs {
             self.init(&template);
             template
         });
-        let given = self.give_away(home.path());
+        let given = self.change_owner(home.path());
         given.unwrap_or_else(|error| panic!("cannot give {} away: {error}", home.path().display()));
         let mut copy = Command::new("cp");
         copy.arg("-a").arg(template.path().join("data")).arg(home.path().join("data"));
@@ -152,8 +152,8 @@ impl Programs {
     fn init(&self, template: &Home) {
         let password = template.path().join("password");
         let prepared =
-            std::fs::write(&password, PostgresServer::PASSWORD).and_then(|()| self.give_away(&password));
-        let prepared = prepared.and_then(|()| self.give_away(template.path()));
+            std::fs::write(&password, PostgresServer::PASSWORD).and_then(|()| self.change_owner(&password));
+        let prepared = prepared.and_then(|()| self.change_owner(template.path()));
         prepared.unwrap_or_else(|error| panic!("cannot prepare {}: {error}", template.path().display()));
         let mut initdb = self.command("initdb");
         initdb.args(["--no-sync", "-E", "UTF8", "--locale=C", "-U", "postgres", "--auth=scram-sha-256"]);

@@ -23,7 +23,7 @@ const MISSING: &str = "prometheus is not installed: run apt-get install -y prome
 /// How long the server may take to start, on a machine that is busy with other tests.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long one question may take.
+/// How long one query may take.
 const REPLY_LIMIT: Duration = Duration::from_secs(10);
 
 /// How often targets are scraped and rules evaluated.
@@ -183,9 +183,9 @@ pub fn promtool(directory: &Path, arguments: &[&str]) -> Result<String, String> 
     let mut command = found("promtool");
     let output = command.current_dir(directory).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("cannot run promtool: {error}"));
-    let said =
+    let received =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    if output.status.success() { Ok(said) } else { Err(said) }
+    if output.status.success() { Ok(received) } else { Err(received) }
 }
 
 /// A program of the package, if it is there.

@@ -1,6 +1,6 @@
 //! A TCP proxy that breaks connections in chosen ways.
 //!
-//! It stands between a client and a server on the loopback address and forwards bytes unchanged until told otherwise; what it
+//! It stands between a client and a server on the loopback address and forwards bytes unchanged by default; what it
 //! does can be switched at any time and holds at once for open connections and new ones. Swallowed and cut replies are the
 //! only precise way to make *ambiguous* calls: the server has carried them out, and the client cannot know.
 //!

@@ -101,7 +101,7 @@ impl TollgateBuilder {
         self
     }
 
-    /// Starts it, and waits until it has said where it is.
+    /// Starts it, and waits until it has received where it is.
     pub fn start(self) -> Tollgate {
         let TollgateBuilder { binary, home, has_config, command, args, env } = self;
         let mut start = program(&binary, home.path());
@@ -118,18 +118,18 @@ impl TollgateBuilder {
         let mut child = start.spawn().expect("the binary starts");
         home.server_runs(child.id());
         let mut lines = BufReader::new(child.stderr.take().expect("piped"));
-        let (mut said, mut addresses) = (String::new(), Addresses::default());
+        let (mut received, mut addresses) = (String::new(), Addresses::default());
         // The line to try is the last that it says of itself.
         loop {
-            let start = said.len();
-            assert_ne!(lines.read_line(&mut said).expect("text"), 0, "it ended: {said}");
-            let line = &said[start..];
+            let start = received.len();
+            assert_ne!(lines.read_line(&mut received).expect("text"), 0, "it ended: {received}");
+            let line = &received[start..];
             addresses.note(line);
             if line.trim_start().starts_with("try ") {
                 break;
             }
         }
-        let output = Arc::new(Mutex::new(said));
+        let output = Arc::new(Mutex::new(received));
         let log = BufReader::new(child.stdout.take().expect("piped"));
         let readers = vec![keep(lines, output.clone()), keep(log, output.clone())];
         Tollgate {
@@ -168,7 +168,7 @@ impl Tollgate {
         }
     }
 
-    /// Where the API and the page are.
+    /// The address of the API and the page.
     pub fn http(&self) -> SocketAddr {
         self.addresses.http.expect("it says where its API is")
     }

@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::History;
 
-/// What is known of a call's effect on the store. What the caller was told is another matter, and stands in [`Call::label`]:
+/// What is known of a call's effect on the store. What the caller saw is separate, in [`Call::label`]:
 /// a call that timed out is `Ambiguous` even if a fallback then let the caller through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

@@ -82,7 +82,7 @@ pub struct Report {
     pub not_applied: u64,
     /// Answered without the store.
     pub fell_back: u64,
-    /// Versions that nobody was told, over all keys: ambiguous calls that did take effect.
+    /// Versions that no caller saw, over all keys: ambiguous calls that did take effect.
     pub gaps: u64,
     /// How often the state of keys was lost, at least, as versions show.
     pub losses_seen: u64,

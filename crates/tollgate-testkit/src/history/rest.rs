@@ -37,11 +37,11 @@ pub(super) fn check_labels(promises: &Promises, report: &mut Report) {
     let names: std::collections::BTreeSet<String> =
         expected.keys().chain(report.labels.keys()).cloned().collect();
     for name in names {
-        let (seen, told) = (report.labels.get(&name).copied(), expected.get(&name).copied());
-        let (seen, told) = (seen.unwrap_or(0), told.unwrap_or(0));
-        if seen != told {
-            let what = format!("{seen} calls are labelled `{name}`, but the caller saw {told}");
-            report.violated(Check::Labels, None, seen.abs_diff(told), what);
+        let (seen, reported) = (report.labels.get(&name).copied(), expected.get(&name).copied());
+        let (seen, reported) = (seen.unwrap_or(0), reported.unwrap_or(0));
+        if seen != reported {
+            let what = format!("{seen} calls are labelled `{name}`, but the caller saw {reported}");
+            report.violated(Check::Labels, None, seen.abs_diff(reported), what);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Check C: the versions of a key's state, of which each admission makes the next.
 //!
-//! Three things can be wrong. A version that two admissions were told, or one that is not above that of a call which had ended
+//! Three things can be wrong. A version that two admissions got, or one that is not above that of a call which had ended
 //! before: the state was lost, or was never decided on atomically; this is allowed as often as losses were declared. And a
-//! version that nobody was told: some call took effect without an answer, and there must be an ambiguous call, for each gap
+//! version that no caller saw: some call took effect without an answer, and there must be an ambiguous call, for each gap
 //! another, that can have been it.
 
 use std::cmp::Reverse;
@@ -95,7 +95,7 @@ fn steps_back<'a>(versioned: &[(u64, &'a Call)]) -> Steps<'a> {
     Steps { count: row.0.saturating_sub(1), example }
 }
 
-/// A version that nobody was told was made between the start of every call that made a lower one and the end of every call
+/// A version that no caller saw was made between the start of every call that made a lower one and the end of every call
 /// that made a higher one. Across losses versions tell nothing about time, and then only the numbers must agree.
 fn check_gaps(key: &KeyHistory<'_>, versioned: &[(u64, &Call)], promises: &Promises, report: &mut Report) {
     let in_order = promises.losses == 0;
@@ -136,7 +136,7 @@ fn check_gaps(key: &KeyHistory<'_>, versioned: &[(u64, &Call)], promises: &Promi
     if let Some((version, _)) = unexplained.first() {
         let count = unexplained.iter().map(|(_, missing)| missing).sum();
         let what = format!(
-            "nobody was told version {version}, and no ambiguous call can have made it; \
+            "no caller saw version {version}, and no ambiguous call can have made it; \
              {gaps} versions are missing, {} calls were ambiguous",
             key.ambiguous.len()
         );

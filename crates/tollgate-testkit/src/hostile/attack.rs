@@ -34,11 +34,12 @@ pub struct Attack {
 }
 
 /// All of them.
-pub const ATTACKS: [Attack; 17] = [
+pub const ATTACKS: [Attack; 18] = [
     Attack { name: "heads, a byte at a time", run: slow_heads },
     Attack { name: "bodies, a byte at a time", run: slow_bodies },
     Attack { name: "bodies of 64 MiB", run: long_bodies },
     Attack { name: "JSON 100,000 deep", run: deep_json },
+    Attack { name: "calls of models without end", run: long_calls },
     Attack { name: "gRPC messages of 10 MiB", run: long_messages },
     Attack { name: "HTTP/2: streams opened and reset", run: rapid_reset },
     Attack { name: "HTTP/2: streams and no end of them", run: many_streams },
@@ -68,20 +69,20 @@ fn dial(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Whether the server has hung up. What it said before is added to `said`.
-fn is_over(stream: &mut TcpStream, said: &mut Vec<u8>) -> bool {
+/// Whether the server has hung up. What it received before is added to `received`.
+fn is_over(stream: &mut TcpStream, received: &mut Vec<u8>) -> bool {
     let mut bytes = [0; 1024];
     match stream.read(&mut bytes) {
         Ok(0) => true,
         Ok(size) => {
-            said.extend_from_slice(&bytes[..size]);
+            received.extend_from_slice(&bytes[..size]);
             false
         }
         Err(error) => error.kind() != ErrorKind::WouldBlock,
     }
 }
 
-/// Sends a crowd's beginnings, then a byte to each now and then, until all are hung up on; gives what they were told.
+/// Sends a crowd's beginnings, then a byte to each now and then, until all are closed; returns what they received.
 fn drip(to: SocketAddr, beginning: &str) -> Vec<String> {
     let mut crowd: Vec<(TcpStream, Vec<u8>)> = (0..CROWD).map(|_| (dial(to), Vec::new())).collect();
     for (stream, _) in &mut crowd {
@@ -89,36 +90,36 @@ fn drip(to: SocketAddr, beginning: &str) -> Vec<String> {
         stream.set_nonblocking(true).expect("an option");
     }
     let end = Instant::now() + HANGS;
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while !crowd.is_empty() {
         assert!(Instant::now() < end, "{} are still waited for", crowd.len());
-        crowd.retain_mut(|(stream, said)| {
+        crowd.retain_mut(|(stream, received)| {
             let _ = stream.write(b"x");
-            let is_over = is_over(stream, said);
+            let is_over = is_over(stream, received);
             if is_over {
-                told.push(String::from_utf8_lossy(said).into_owned());
+                reported.push(String::from_utf8_lossy(received).into_owned());
             }
             !is_over
         });
         // The attack itself: a byte now and then.
         std::thread::sleep(Duration::from_millis(50));
     }
-    told
+    reported
 }
 
 fn slow_heads(faces: &Faces) {
-    for told in drip(faces.http, "GET /healthz HTTP/1.1\r\nhost: x\r\nx-padding: ") {
-        assert_eq!(told, "", "no head, no answer");
+    for reported in drip(faces.http, "GET /healthz HTTP/1.1\r\nhost: x\r\nx-padding: ") {
+        assert_eq!(reported, "", "no head, no answer");
     }
 }
 
 fn slow_bodies(faces: &Faces) {
-    for told in drip(faces.http, &format!("{HEAD}content-length: 60000\r\n\r\n")) {
-        assert!(told.starts_with("HTTP/1.1 408 "), "{told}");
+    for reported in drip(faces.http, &format!("{HEAD}content-length: 60000\r\n\r\n")) {
+        assert!(reported.starts_with("HTTP/1.1 408 "), "{reported}");
     }
 }
 
-/// Sends until the server has had enough, and gives how much that was and what it said.
+/// Sends until the server has had enough, and gives how much that was and what it received.
 fn pour(mut stream: TcpStream, beginning: &[u8], piece: &[u8], most: usize) -> (usize, Vec<u8>) {
     let mut sent = 0;
     if stream.write_all(beginning).is_ok() {
@@ -126,9 +127,9 @@ fn pour(mut stream: TcpStream, beginning: &[u8], piece: &[u8], most: usize) -> (
             sent += piece.len();
         }
     }
-    let mut said = Vec::new();
-    let _ = stream.read_to_end(&mut said);
-    (sent, said)
+    let mut received = Vec::new();
+    let _ = stream.read_to_end(&mut received);
+    (sent, received)
 }
 
 fn long_bodies(faces: &Faces) {
@@ -138,8 +139,8 @@ fn long_bodies(faces: &Faces) {
     let chunked = format!("{HEAD}transfer-encoding: chunked\r\n\r\n");
     for _ in 0..10 {
         for (head, piece) in [(&announced, &chunk[6..0x8006]), (&chunked, &chunk[..])] {
-            let (sent, said) = pour(dial(faces.http), head.as_bytes(), piece, LONG);
-            assert!(said.starts_with(b"HTTP/1.1 413 "), "{}", said.escape_ascii());
+            let (sent, received) = pour(dial(faces.http), head.as_bytes(), piece, LONG);
+            assert!(received.starts_with(b"HTTP/1.1 413 "), "{}", received.escape_ascii());
             assert!(sent < LONG, "all of it was read");
         }
     }
@@ -151,12 +152,32 @@ fn deep_json(faces: &Faces) {
             let body = opening.repeat(depth / opening.len());
             let head = format!("{HEAD}connection: close\r\ncontent-length: {}\r\n\r\n", body.len());
             for _ in 0..20 {
-                let (_, said) = pour(dial(faces.http), head.as_bytes(), body.as_bytes(), 1);
+                let (_, received) = pour(dial(faces.http), head.as_bytes(), body.as_bytes(), 1);
                 let expected = format!("HTTP/1.1 {status} ");
-                assert!(said.starts_with(expected.as_bytes()), "{depth}: {}", said.escape_ascii());
+                assert!(received.starts_with(expected.as_bytes()), "{depth}: {}", received.escape_ascii());
             }
         }
     }
+}
+
+/// Many at once send a call of a language model that never ends: each gets an answer that there is no room for it, or that it is too long.
+fn long_calls(faces: &Faces) {
+    const HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    const LONG: usize = 40 * 1024 * 1024;
+    let chunk = [b"8000\r\n".as_slice(), &[b' '; 0x8000], b"\r\n"].concat();
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    let (sent, received) = pour(dial(faces.http), HEAD.as_bytes(), &chunk, LONG);
+                    let is_refused =
+                        [b"HTTP/1.1 413 ", b"HTTP/1.1 503 "].iter().any(|start| received.starts_with(*start));
+                    assert!(is_refused, "{}", received.escape_ascii());
+                    assert!(sent < LONG, "all of it was read");
+                }
+            });
+        }
+    });
 }
 
 /// A connection that speaks HTTP/2.
@@ -263,7 +284,7 @@ fn unfinished_calls(faces: &Faces) {
             // Whom there is no room for is hung up on.
             let _ = stream.write_all(&[frames::greeting(), calls.clone()].concat());
         }
-        // What was sent last is a question whether the server is there: once that is answered, all before it was read.
+        // The last message is a ping: once it is answered, all before it was read.
         for stream in &mut crowd {
             let _ = stream.write_all(&frames::frame(PING, 0, 0, &[7; 8]));
             read_until(stream, |frame| frame.kind == PING && frame.flags & ACK != 0);
@@ -320,8 +341,8 @@ fn pings_and_settings(faces: &Faces) {
 
 fn resp_refuses(faces: &Faces, beginning: &[u8], piece: &[u8]) {
     for _ in 0..20 {
-        let (sent, said) = pour(dial(faces.resp), beginning, piece, 64 * 1024 * 1024);
-        assert!(said.starts_with(b"-ERR Protocol error"), "{}", said.escape_ascii());
+        let (sent, received) = pour(dial(faces.resp), beginning, piece, 64 * 1024 * 1024);
+        assert!(received.starts_with(b"-ERR Protocol error"), "{}", received.escape_ascii());
         assert!(sent < 64 * 1024 * 1024, "all of it was read");
     }
 }
@@ -377,7 +398,7 @@ fn opened_and_reset(faces: &Faces) {
         for _ in 0..4 {
             scope.spawn(|| {
                 for index in 0..25_000 {
-                    // The machine's own bounds, such as a full line of who waits to be accepted, are no fault of the server.
+                    // The machine's own bounds, such as a full accept queue, are no fault of the server.
                     let Ok(socket) = socket(faces[index % 3]) else { continue };
                     let _ = socket.set_linger(Some(Duration::ZERO));
                 }

@@ -44,7 +44,9 @@ pub type Make = fn(&Faces, &str, &str) -> Box<dyn Client>;
 pub const CLIENTS: [(&str, Make); 3] = [
     ("HTTP", |faces, limit, key| Box::new(Http::new(faces, limit, key))),
     ("RESP", |faces, limit, key| Box::new(Resp::new(faces, limit, key))),
-    ("gRPC", |faces, limit, key| Box::new(Grpc::new(faces, limit, key))),
+    ("gRPC", |faces, limit, key| {
+        Box::new(GrpcCalls { connection: Grpc::connect(faces.grpc), call: frames::call(limit, key) })
+    }),
 ];
 
 fn dial(address: SocketAddr) -> BufReader<TcpStream> {
@@ -54,8 +56,8 @@ fn dial(address: SocketAddr) -> BufReader<TcpStream> {
     BufReader::new(stream)
 }
 
-fn wrong(said: impl AsRef<[u8]>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("`{}`", said.as_ref().escape_ascii()))
+fn wrong(received: impl AsRef<[u8]>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("`{}`", received.as_ref().escape_ascii()))
 }
 
 /// Sends a request; true if an answer begins.
@@ -151,37 +153,35 @@ impl Client for Resp {
     }
 }
 
-struct Grpc {
+/// Envoy's service on one connection, one call after the other.
+pub(crate) struct Grpc {
     stream: BufReader<TcpStream>,
-    call: Vec<u8>,
     next: u32,
 }
 
 impl Grpc {
-    fn new(faces: &Faces, limit: &str, key: &str) -> Grpc {
-        let call = frames::call(limit, key);
-        let mut stream = dial(faces.grpc);
+    pub(crate) fn connect(address: SocketAddr) -> Grpc {
+        let mut stream = dial(address);
         stream.get_mut().write_all(&frames::greeting()).expect("room");
-        Grpc { stream, call: frames::message(call.len(), &call), next: 1 }
+        Grpc { stream, next: 1 }
     }
-}
 
-impl Client for Grpc {
-    fn charge(&mut self) -> io::Result<Answered> {
+    /// Makes one call, and gives the message that answers it: nothing if the call failed, `None` if the server hung up.
+    pub(crate) fn call(&mut self, message: &[u8]) -> io::Result<Option<Vec<u8>>> {
         let id = self.next;
         self.next += 2;
         let request = [
             frames::frame(HEADERS, END_HEADERS, id, &frames::head()),
-            frames::frame(DATA, END_STREAM, id, &self.call),
+            frames::frame(DATA, END_STREAM, id, &frames::message(message.len(), message)),
         ];
         if !ask(&mut self.stream, &request.concat())? {
-            return Ok(Answered::HungUp);
+            return Ok(None);
         }
         let mut data = Vec::new();
         loop {
             let frame = match frames::read(&mut self.stream) {
                 Ok(frame) => frame,
-                Err(_) if data.is_empty() => return Ok(Answered::HungUp),
+                Err(_) if data.is_empty() => return Ok(None),
                 Err(error) => return Err(error),
             };
             let answer = match (frame.kind, frame.flags & ACK) {
@@ -192,24 +192,42 @@ impl Client for Grpc {
                     let length = u32::try_from(frame.payload.len()).expect("a short frame").to_be_bytes();
                     frames::frame(frames::WINDOW_UPDATE, 0, 0, &length)
                 }
-                (HEADERS, END_STREAM) if frame.stream == id => break,
-                // The call was not looked at, or will not be: the server goes.
-                (RESET, _) if data.is_empty() && frame.payload == 7_u32.to_be_bytes() => {
-                    return Ok(Answered::HungUp);
+                (HEADERS, END_STREAM) if frame.stream == id => {
+                    return Ok(Some(data.split_off(data.len().min(5))));
                 }
+                // The call was not looked at, or will not be: the server goes.
+                (RESET, _) if data.is_empty() && frame.payload == 7_u32.to_be_bytes() => return Ok(None),
                 (RESET, _) => return Err(wrong(&frame.payload)),
                 (GO_AWAY, _) if frame.payload[4..8] != [0; 4] => return Err(wrong(&frame.payload)),
-                (GO_AWAY, _) if frame.payload[..4] < id.to_be_bytes()[..] => return Ok(Answered::HungUp),
+                (GO_AWAY, _) if frame.payload[..4] < id.to_be_bytes()[..] => return Ok(None),
                 _ => continue,
             };
             // A peer that goes may not be there any more.
             let _ = self.stream.get_mut().write_all(&answer);
         }
-        // The first field of the message: OK is 1, OVER_LIMIT 2.
-        match data.get(5..7) {
-            Some([8, 1]) => Ok(Answered::Allowed),
-            Some([8, 2]) => Ok(Answered::Denied),
-            _ => Err(wrong(&data)),
+    }
+}
+
+/// What a message of the service says. Its first field is the code: OK is 1, OVER_LIMIT 2.
+pub(crate) fn answered(message: &[u8]) -> io::Result<Answered> {
+    match message {
+        [8, 1, ..] => Ok(Answered::Allowed),
+        [8, 2, ..] => Ok(Answered::Denied),
+        _ => Err(wrong(message)),
+    }
+}
+
+/// The same call again and again.
+struct GrpcCalls {
+    connection: Grpc,
+    call: Vec<u8>,
+}
+
+impl Client for GrpcCalls {
+    fn charge(&mut self) -> io::Result<Answered> {
+        match self.connection.call(&self.call)? {
+            Some(message) => answered(&message),
+            None => Ok(Answered::HungUp),
         }
     }
 }

@@ -81,7 +81,7 @@ pub(super) async fn serve(client: TcpStream, exempt: bool, shared: Arc<Shared>) 
         return;
     }
     shared.accepted.fetch_add(1, Ordering::SeqCst);
-    // Declared before both sockets and so dropped after them: who waits for the count finds the sockets closed.
+    // Declared before both sockets and so dropped after them: a task that waits for the count finds the sockets closed.
     let _counted = Counted::new(&shared, began.cuts);
     let mut client = client;
     if began.mode.cuts() {

@@ -70,13 +70,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a port of the loopback address. Connecting, and each reply, may take `patience` at most.
-    pub fn connect(port: u16, patience: Duration) -> io::Result<Client> {
+    /// Connects to a port of the loopback address. Connecting, and each reply, may take `timeout` at most.
+    pub fn connect(port: u16, timeout: Duration) -> io::Result<Client> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let stream = TcpStream::connect_timeout(&address, patience)?;
+        let stream = TcpStream::connect_timeout(&address, timeout)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patience))?;
-        stream.set_write_timeout(Some(patience))?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
         Ok(Client { stream: BufReader::new(stream) })
     }
 

@@ -1,4 +1,4 @@
-//! Limiters, most of them wrong in ways that have been seen in the field. All are of 50 a second unless said otherwise.
+//! Limiters, most of them wrong in ways that have been seen in the field. All are of 50 a second by default.
 
 use std::collections::{BTreeSet, VecDeque};
 

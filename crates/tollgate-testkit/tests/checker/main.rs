@@ -75,7 +75,7 @@ fn gaps_are_the_ambiguous_calls_that_took_effect() {
         let Run { history, stored, applied_ambiguous } = run(schedule, &mut Log::default());
         let report = history.check(&Promises::of(WINDOW).at_rest(0, stored));
         report.assert_clean();
-        // Those after the last version that somebody was told cannot be seen.
+        // Those after the last version that somebody was reported cannot be seen.
         assert!(report.gaps <= applied_ambiguous && report.gaps + 3 >= applied_ambiguous, "{report}");
         assert!(report.gaps > 0 && report.ambiguous > report.gaps);
         assert_eq!(report.fullest, Some((LIMIT, LIMIT)));

@@ -82,7 +82,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The same, seen by somebody whom the store told nothing but its answers.
+    /// The same, seen by somebody whom the store reported nothing but its answers.
     pub(crate) fn without_store_times(self) -> Run {
         let calls = self.history.calls().iter().cloned();
         let history = calls.map(|call| Call { store_time_us: None, version: None, ..call }).collect();
