@@ -1,38 +1,45 @@
-//! What all faces share: the gate, and the config as it is now.
+//! The state that all APIs share: the gate, and the current config.
 //!
-//! A config that is changed is put in place by the gate itself (`reload.rs`), over the same store and without losing what was
-//! consumed. The state here keeps the config beside it, so that a face reads both together.
+//! The gate itself applies a new config (`reload.rs`), on the same store and with the same counters. This state keeps the config
+//! beside it, so that an API reads both consistently.
 
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::RwLock;
+use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tollgate::config::StoreMode;
 use tollgate::store::Micros;
-use tollgate::{Charge, ChargeId, Decision, Error, Limit, Tollgate};
+use tollgate::telemetry::DroppedLines;
+use tollgate::{Limit, Tollgate};
 
 use crate::config::{Config, ServerConfig};
+use crate::fleet::Fleet;
 use crate::front::json::GateRoutes;
 use crate::front::models::Models;
 use crate::front::page::{Feed, JobsView, ModelsView};
-use crate::front::peer::{self, Peers};
+use crate::front::peer::Peers;
+use crate::overrides::Overrides;
 use crate::reload::History;
 use crate::stats::Stats;
 use crate::token::{Guesses, Token};
 
-/// What the faces of a server share.
+/// The state that the APIs of a server share.
 pub(crate) struct App {
     state: RwLock<Arc<State>>,
     pub(crate) history: History,
+    pub(crate) overrides: Overrides,
+    pub(crate) fleet: Fleet,
     pub(crate) token: Option<Token>,
     pub(crate) guesses: Guesses,
     pub(crate) bounds: Bounds,
     pub(crate) peers: Arc<Peers>,
     pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
     pub(crate) stats: Arc<Stats>,
+    /// Lines of the log that were dropped, if there is a log.
+    dropped_lines: Option<DroppedLines>,
     pub(crate) feed: Feed,
     pub(crate) jobs: JobsView,
     pub(crate) models_view: ModelsView,
@@ -41,7 +48,7 @@ pub(crate) struct App {
     is_draining: watch::Sender<bool>,
 }
 
-/// How long what a caller chooses may last in the store. Like all of `[server]` it is settled at start.
+/// The longest times that a caller may choose. Like all of `[server]` they are fixed at start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// The longest time to live of a reservation.
@@ -61,7 +68,7 @@ impl Bounds {
         }
     }
 
-    /// Refuses a limit that comes with a call and whose keys would be kept for too long.
+    /// Refuses a limit of a call whose keys would stay in the store for too long.
     pub(crate) fn check_period(&self, limit: &Limit) -> Result<(), String> {
         within(limit, self.max_period)
     }
@@ -74,7 +81,7 @@ impl Bounds {
 }
 
 fn within(limit: &Limit, most: Micros) -> Result<(), String> {
-    let lasts = limit.window();
+    let lasts = limit.window_us();
     match lasts > most {
         true => Err(format!(
             "its keys would be kept for {lasts}, and a limit that comes with a call may last {most} (server.max_period)"
@@ -91,45 +98,26 @@ pub(crate) struct State {
     pub(crate) config: Config,
     /// The `[[routes]]` of the config, as the gate applies them.
     pub(crate) routes: GateRoutes,
-}
-
-/// What is done with charges.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
-    Charge,
-    Peek,
-    /// Held for so long.
-    Reserve(Duration),
-}
-
-/// A decision, and the id of the reservation if it was asked for and made.
-pub(crate) struct Decided {
-    pub(crate) decision: Decision,
-    pub(crate) reservation: Option<ChargeId>,
+    /// The first digits of a hash of its limits, by which servers compare theirs.
+    pub(crate) revision: String,
 }
 
 impl State {
     pub(crate) fn new(gate: Tollgate, config: Config) -> State {
-        State { routes: GateRoutes::new(&config.gate), gate, config }
+        let revision = revision(&config);
+        State { routes: GateRoutes::new(&config.gate), gate, config, revision }
     }
 
-    async fn act(&self, act: Act, charges: &[Charge<'_>]) -> Result<Decided, Error> {
-        let decision = match act {
-            Act::Charge => self.gate.charge(charges).await?,
-            Act::Peek => self.gate.peek(charges).await?,
-            Act::Reserve(ttl) => {
-                return Ok(match self.gate.reserve(charges, ttl).await? {
-                    Ok(held) => Decided { decision: held.decision().clone(), reservation: Some(held.id()) },
-                    Err(denied) => Decided { decision: denied.into_decision(), reservation: None },
-                });
-            }
-        };
-        Ok(Decided { decision, reservation: None })
-    }
-
-    fn is_local(&self) -> bool {
+    /// Whether the counters are in this process.
+    pub(crate) fn is_local(&self) -> bool {
         self.config.gate.store.mode == StoreMode::Memory
     }
+}
+
+/// Servers of one version that have the same limits have the same revision.
+fn revision(config: &Config) -> String {
+    let text = format!("{:?}", config.gate.policy);
+    Sha256::digest(text).iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl App {
@@ -140,15 +128,19 @@ impl App {
         metrics: metrics_exporter_prometheus::PrometheusHandle,
         stats: Arc<Stats>,
     ) -> App {
+        stats.namespaces().show(config.namespaces());
         App {
             bounds: Bounds::of(&config.server),
+            fleet: Fleet::new(&config),
             peers: Peers::of(&config.server),
             state: RwLock::new(Arc::new(State::new(gate, config))),
             history: History::default(),
+            overrides: Overrides::default(),
             token,
             guesses: Guesses::new(),
             metrics,
             stats,
+            dropped_lines: None,
             feed: Feed::default(),
             jobs: JobsView::default(),
             models_view: ModelsView::default(),
@@ -157,7 +149,24 @@ impl App {
         }
     }
 
-    /// The state as it is now, for what need not be exact across a reload.
+    /// The same, with the count of what its log drops.
+    pub(crate) fn with_log(self, dropped_lines: Option<DroppedLines>) -> App {
+        App { dropped_lines, ..self }
+    }
+
+    /// Updates the metrics that are read at a scrape.
+    pub(crate) async fn publish_metrics(&self) {
+        let gate = self.state().gate.clone();
+        gate.publish_metrics();
+        if let Some(models) = self.models() {
+            models.publish(&gate).await;
+        }
+        let dropped = self.dropped_lines.as_ref().map_or(0, DroppedLines::count);
+        metrics::counter!("tollgate_log_lines_dropped_total").absolute(dropped);
+        self.metrics.run_upkeep();
+    }
+
+    /// The current state. A reload during the call does not change it; the gate in it follows the reload.
     pub(crate) fn state(&self) -> Arc<State> {
         self.state.read().clone()
     }
@@ -167,52 +176,39 @@ impl App {
         self.models.read().clone()
     }
 
-    /// Puts a gateway of language models in place, or none.
+    /// Sets or removes the gateway of language models.
     pub(crate) fn set_models(&self, models: Option<Arc<Models>>) {
         *self.models.write() = models;
     }
 
-    /// Decides, and hands the decision over.
-    pub(crate) async fn decide<R>(
-        &self,
-        act: Act,
-        charges: &[Charge<'_>],
-        tell: impl FnOnce(&State, Result<Decided, Error>) -> R,
-    ) -> R {
-        let state = self.state();
-        let _share = peer::share().await;
-        let decided = state.act(act, charges).await;
-        tell(&state, decided)
-    }
-
-    /// Works with the state while nothing changes: for many decisions in one go, where the counters are in this process.
-    pub(crate) fn with_state<R>(&self, work: impl FnOnce(&State) -> R) -> Option<R> {
-        let state = self.state.read();
-        state.is_local().then(|| work(&state))
-    }
-
     /// Serves a connection of a peer, or a call of it, so that its calls to a shared store are counted as the peer's.
     pub(crate) async fn serve_peer<F: Future>(&self, peer: IpAddr, work: F) -> F::Output {
-        match self.with_state(|_| ()) {
-            Some(()) => work.await,
-            None => self.peers.scope(peer, work).await,
+        let is_local = self.state.read().is_local();
+        match is_local {
+            true => work.await,
+            false => self.peers.scope(peer, work).await,
         }
     }
 
-    /// Puts a new state in the place of the old one, which nobody uses meanwhile.
+    /// Replaces the state. Changes wait for each other.
     pub(crate) fn change<E>(&self, change: impl FnOnce(&State) -> Result<State, E>) -> Result<(), E> {
         let mut state = self.state.write();
         *state = Arc::new(change(&state)?);
         Ok(())
     }
 
-    /// From now on the server says that it is not ready. It answers all the same: a balancer may take a while to
-    /// notice.
+    /// Runs `work`, which changes the limits of the state's gate, while nothing else changes the state.
+    pub(crate) fn with_state_held<R>(&self, work: impl FnOnce(&State) -> R) -> R {
+        let state = self.state.write();
+        work(&state)
+    }
+
+    /// From now on the server reports that it is not ready. It still answers: a load balancer may take a while to notice.
     pub(crate) fn drain(&self) {
         self.is_draining.send_replace(true);
     }
 
-    /// From now on it only finishes what it has begun.
+    /// From now on it only finishes the requests in progress.
     pub(crate) fn end(&self) {
         self.drain();
         self.feed.close();
@@ -222,9 +218,9 @@ impl App {
         *self.is_draining.borrow()
     }
 
-    /// Waits until it is not ready any more.
+    /// Waits until it is not ready.
     pub(crate) async fn until_draining(&self) {
-        // There is a sender for as long as there is somebody who waits.
+        // The sender lives as long as this waits.
         let _ = self.is_draining.subscribe().wait_for(|is_draining| *is_draining).await;
     }
 }
@@ -237,7 +233,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::stats::Settings;
 
-    /// The answer of what is ready at its first poll, as everything is whose counters are in this process.
+    /// The result of a future that is ready at its first poll, as all futures with local counters are.
     pub(crate) fn ready<T>(future: impl std::future::Future<Output = T>) -> T {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match std::pin::pin!(future).poll(&mut context) {
@@ -246,7 +242,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What the faces share, over an example policy and the memory of this process.
+    /// The shared state, with an example policy on the memory store.
     pub(crate) fn app() -> App {
         let policy = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 2\nwindow = '1h'";
         app_of(policy, tollgate::Clock::system())
@@ -257,6 +253,6 @@ pub(crate) mod tests {
         let stats = Stats::new(Telemetry::new(), Settings::of(&config), 1_700_000_000);
         let gate = Tollgate::builder().config(&config.gate).clock(clock).observer(stats.clone()).build();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
-        App::new(gate.expect("a registry"), config, None, metrics, stats)
+        App::new(gate.expect("a gate"), config, None, metrics, stats)
     }
 }

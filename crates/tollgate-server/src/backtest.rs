@@ -17,8 +17,10 @@ mod from_decision_log;
 mod from_json_access;
 mod from_jsonl;
 mod from_trail;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod html;
-mod instant;
+pub(crate) mod instant;
 mod intake;
 mod lines;
 mod log;
@@ -55,30 +57,30 @@ use crate::screen::{Ink, Progress};
 use crate::source::ReadBytes;
 use crate::{source, validate};
 
-/// Does what was asked.
-pub(crate) fn run(asked: &BacktestArgs) -> Result<(), Failure> {
-    refuse_misuse(asked)?;
+/// Runs the command.
+pub(crate) fn run(args: &BacktestArgs) -> Result<(), Failure> {
+    refuse_misuse(args)?;
     let open = |path: &Option<PathBuf>| {
-        path.as_ref().map(|path| Output::open(path, &asked.config, &asked.log.logs)).transpose()
+        path.as_ref().map(|path| Output::open(path, &args.config, &args.log.logs)).transpose()
     };
-    let shown = ShownKeys::hashed(asked.log.hash_keys);
+    let shown = ShownKeys::hashed(args.log.hash_keys);
     // All are checked before any of them is replayed, which may take long.
-    let configs = asked.config.iter().map(|path| validate::load(path)).collect::<Result<Vec<_>, _>>()?;
-    let mut decisions = Some(Decisions::to(open(&asked.decisions)?));
-    let mut denied = Some(open(&asked.denied_keys)?);
-    let page = open(&asked.report)?;
+    let configs = args.config.iter().map(|path| validate::load(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut decisions = Some(Decisions::to(open(&args.decisions)?));
+    let mut denied = Some(open(&args.denied_keys)?);
+    let page = open(&args.report)?;
     let fills = |output: &Option<Output>| output.as_ref().is_some_and(Output::fills_stdout);
     let to_stderr = decisions.as_ref().is_some_and(Decisions::fill_stdout)
         || denied.as_ref().is_some_and(fills)
         || fills(&page);
-    let has_peaks = asked.peaks || page.is_some();
+    let has_peaks = args.peaks || page.is_some();
     let mut replayed = Vec::new();
-    for (path, config) in asked.config.iter().zip(configs) {
+    for (path, config) in args.config.iter().zip(configs) {
         let crate::config::Config { gate: config, llm, .. } = config;
-        let sources = Sources::of(path, &asked.log.logs, &config, &shown);
-        let (harvest, gate, files) = read(&asked.log, &source::name(path), config, llm)?;
+        let sources = Sources::of(path, &args.log.logs, &config, &shown);
+        let (harvest, gate, files) = read(&args.log, &source::name(path), config, llm)?;
         let decisions = decisions.take().unwrap_or_else(|| Decisions::to(None));
-        let kept = (asked.config.len() > 1).then(Vec::new);
+        let kept = (args.config.len() > 1).then(Vec::new);
         let denied = DeniedKeys { output: denied.take().flatten(), kept };
         let (mut summary, denied) = gate.replay(&harvest, &files, &shown, decisions, denied)?;
         if has_peaks {
@@ -91,33 +93,30 @@ pub(crate) fn run(asked: &BacktestArgs) -> Result<(), Failure> {
         page.finish()?;
     }
     let printed = if to_stderr {
-        print(&replayed, asked, &mut io::stderr().lock(), Ink::of(&io::stderr()))
+        print(&replayed, args, &mut io::stderr().lock(), Ink::of(&io::stderr()))
     } else {
-        print(&replayed, asked, &mut io::BufWriter::new(io::stdout().lock()), Ink::of(&io::stdout()))
+        print(&replayed, args, &mut io::BufWriter::new(io::stdout().lock()), Ink::of(&io::stdout()))
     };
     printed.map_err(Failure::answering)
 }
 
 /// What cannot be answered, whatever the files have.
-fn refuse_misuse(asked: &BacktestArgs) -> Result<(), Failure> {
-    let inputs = || asked.config.iter().chain(&asked.log.logs);
+fn refuse_misuse(args: &BacktestArgs) -> Result<(), Failure> {
+    let inputs = || args.config.iter().chain(&args.log.logs);
     let from_stdin = inputs().filter(|path| source::is_stdin(path)).count();
-    let logs_from_stdin = asked.log.logs.iter().any(|path| source::is_stdin(path));
+    let logs_from_stdin = args.log.logs.iter().any(|path| source::is_stdin(path));
     if from_stdin > 1 {
         return Err(Failure::new("stdin can be read once; name - for one input only"));
     }
-    if asked.config.len() > 1 && logs_from_stdin {
+    if args.config.len() > 1 && logs_from_stdin {
         return Err(Failure::new(
             "several policies read the logs once each, and stdin can be read once; name a file",
         ));
     }
-    let outputs = [
-        ("--decisions", &asked.decisions),
-        ("--denied-keys", &asked.denied_keys),
-        ("--report", &asked.report),
-    ];
+    let outputs =
+        [("--decisions", &args.decisions), ("--denied-keys", &args.denied_keys), ("--report", &args.report)];
     for (index, (name, path)) in outputs.iter().enumerate() {
-        if asked.config.len() > 1 && path.is_some() && *name != "--report" {
+        if args.config.len() > 1 && path.is_some() && *name != "--report" {
             return Err(Failure::new(format!("{name} is written for one policy; name one --config")));
         }
         for (other, other_path) in &outputs[index + 1..] {
@@ -134,23 +133,23 @@ fn refuse_misuse(asked: &BacktestArgs) -> Result<(), Failure> {
 
 /// Reads all logs for a policy, in the order of replay.
 fn read(
-    asked: &LogArgs,
+    args: &LogArgs,
     config_name: &str,
     config: Config,
     llm: Option<LlmConfig>,
 ) -> Result<(Harvest, Gate, Vec<String>), Failure> {
-    let files: Vec<String> = asked.logs.iter().map(|path| source::name(path)).collect();
+    let files: Vec<String> = args.logs.iter().map(|path| source::name(path)).collect();
     let names: Vec<String> = config.policy.rules().iter().map(|rule| rule.name().to_string()).collect();
-    let bad_lines = if asked.strict { BadLines::Refuse } else { BadLines::Skip };
-    let bad_values = if asked.hash_keys { BadValues::Hidden } else { BadValues::Shown };
+    let bad_lines = if args.strict { BadLines::Refuse } else { BadLines::Skip };
+    let bad_values = if args.hash_keys { BadValues::Hidden } else { BadValues::Shown };
     let mut intake = Intake::new(&names, &config, llm, bad_lines, bad_values)?;
     let read = ReadBytes::default();
-    let total = source::total_bytes(asked.logs.iter().map(PathBuf::as_path));
+    let total = source::total_bytes(args.logs.iter().map(PathBuf::as_path));
     intake.follow(Progress::of_bytes(total, read.clone()));
-    for (index, (path, name)) in asked.logs.iter().zip(&files).enumerate() {
+    for (index, (path, name)) in args.logs.iter().zip(&files).enumerate() {
         let index = u16::try_from(index).map_err(|_| Failure::new("a backtest takes at most 65,536 logs"))?;
         intake.begin_file(index, name);
-        log::read(path, asked, config_name, &read, &mut intake)?;
+        log::read(path, args, config_name, &read, &mut intake)?;
     }
     let mut harvest = intake.finish()?;
     harvest.traffic.order();
@@ -158,14 +157,14 @@ fn read(
     Ok((harvest, gate, files))
 }
 
-fn print(replayed: &[Replayed], asked: &BacktestArgs, out: &mut impl Write, ink: Ink) -> io::Result<()> {
+fn print(replayed: &[Replayed], args: &BacktestArgs, out: &mut impl Write, ink: Ink) -> io::Result<()> {
     match replayed {
-        [only] if asked.json => {
+        [only] if args.json => {
             serde_json::to_writer(&mut *out, &only.summary)?;
             writeln!(out)?;
         }
         [only] => report::print(&only.summary, out, ink)?,
-        several if asked.json => {
+        several if args.json => {
             let policy = |one: &Replayed| -> serde_json::Result<Value> {
                 let mut value = serde_json::to_value(&one.summary)?;
                 value["config"] = json!(one.sources.config);

@@ -1,7 +1,7 @@
 //! `tollgate bench`: throughput and latency on this machine, of the store that is named, and what memory costs.
 //!
 //! `target.rs` says which store is meant. The memory store is measured by `in_process.rs`, as threads use it; a remote one by
-//! `shared.rs`, through the registry, as the tasks of a service use it. `load.rs` has what both need: keys, and which of them
+//! `shared.rs`, through the gate, as the tasks of a service use it. `load.rs` has what both need: keys, and which of them
 //! comes next.
 
 mod callers;
@@ -23,19 +23,19 @@ use crate::screen::Ink;
 /// How many checks a group has.
 const GROUP: usize = 16;
 
-/// Does what was asked.
-pub(crate) fn run(asked: &BenchArgs) -> Result<(), Failure> {
-    let config = target::config(asked)?;
+/// Runs the command.
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let config = target::config(args)?;
     match config.store.mode {
-        StoreMode::Memory => in_process::run(asked),
-        StoreMode::Redis | StoreMode::Postgres => shared::run(asked, config),
+        StoreMode::Memory => in_process::run(args),
+        StoreMode::Redis | StoreMode::Postgres => shared::run(args, config),
     }
 }
 
 /// How many threads are at work.
-fn threads(asked: &BenchArgs) -> u16 {
+fn threads(args: &BenchArgs) -> u16 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    asked.threads.unwrap_or(u16::try_from(cores).unwrap_or(u16::MAX))
+    args.threads.unwrap_or(u16::try_from(cores).unwrap_or(u16::MAX))
 }
 
 /// What is measured in turn: neighbours that are the same are one.
@@ -52,17 +52,17 @@ fn of_group(call: &str) -> String {
 
 /// Answers a program or a person.
 fn answer<R: Serialize>(
-    asked: &BenchArgs,
+    args: &BenchArgs,
     report: &R,
     print: impl FnOnce(&R, &mut io::BufWriter<io::StdoutLock<'static>>, Ink) -> io::Result<()>,
 ) -> Result<(), Failure> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let told = if asked.json {
+    let report = if args.json {
         serde_json::to_writer(&mut out, report).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
         print(report, &mut out, Ink::of(&io::stdout()))
     };
-    told.and_then(|()| out.flush()).map_err(Failure::answering)
+    report.and_then(|()| out.flush()).map_err(Failure::answering)
 }
 
 /// `85ns`, `1.2us`, `3.4ms`: three digits say enough.

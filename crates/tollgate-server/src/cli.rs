@@ -1,4 +1,4 @@
-//! What may be asked of `tollgate`, and the help that says so.
+//! The arguments of `tollgate`, and their help.
 //!
 //! Only the words of the command line live here; each command's room does the work. A call that clap refuses is reported in one
 //! line like every other error, with clap's own tip when it has one.
@@ -11,12 +11,16 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 mod logs;
+mod overrides;
 
 use crate::failure::Failure;
 
 pub(crate) use self::logs::{BacktestArgs, Format, LogArgs, SuggestArgs};
+pub(crate) use self::overrides::{
+    AdminArgs, OverrideArgs, OverrideCommand, RemoveOverrideArgs, SetOverrideArgs,
+};
 
-/// Rate limiting that is exact: serve a policy, ask a running server, replay recorded traffic, measure it on this machine.
+/// Exact rate limiting: serve a policy, call a running server, replay recorded traffic, measure it on this machine.
 #[derive(Parser)]
 #[command(
     name = "tollgate",
@@ -37,42 +41,47 @@ struct Cli {
 pub(crate) enum Command {
     /// Answer checks over the network: JSON over HTTP, Envoy's protocol and Redis's, with a live page
     ///
-    /// Without a config it serves an example policy, counting in its own memory. A config that changes is read again, and what
-    /// was consumed stays consumed. SIGTERM and ctrl-c finish what has begun and end with exit code 0.
+    /// Without a config it serves an example policy, counting in its own memory. A changed config is read again, and
+    /// counters stay. SIGTERM and ctrl-c finish the requests in progress and exit with code 0.
     Serve(ServeArgs),
-    /// Serve an example policy with made-up traffic, so that the page has something to show
+    /// Serve an example policy with simulated traffic, so that the page has data
     ///
-    /// Everything is real but the callers: a few tenants, some of them too eager, a burst now and then, and one with a hostile
-    /// name. Keys are shown as they are, because they are nobody's.
+    /// Everything is real except the callers: a few tenants, some of them over their limits, a burst now and then, and one with a
+    /// hostile name. Keys are shown, because they belong to nobody.
     Demo(DemoArgs),
     /// Charge a key on a running server: exit code 0 allowed, 1 denied, 2 could not decide
     Check(CheckArgs),
-    /// How a key stands on a running server; nothing is charged
+    /// Show the state of a key on a running server; nothing is charged
     Status(OfKeyArgs),
-    /// Forget what a key was charged on a running server
+    /// Forget all charges of a key on a running server
     Reset(ResetArgs),
+    /// Block a key on a running server, free it, or give it other numbers, until a time
+    ///
+    /// The override is in the store: every server on the store applies it within a second, also after a restart. The counters of the
+    /// key stay. `tollgate override list` shows all, `tollgate override remove LIMIT KEY` takes one back.
+    Override(Box<OverrideArgs>),
     /// The limits of a running server
     Limits(LimitsArgs),
     /// Watch a running server: its limits and what they decide, once a second, until q
     Top(TopArgs),
     /// Check a config file: every mistake with its line, field, value and fix
     ///
-    /// A valid file is answered with a table of its limits in words and exit code 0. Otherwise every mistake is reported on
+    /// For a valid file it prints a table of its limits and exits with code 0. Otherwise every mistake is reported on
     /// stderr with its line, field, value and fix, and the exit code is 2.
     ///
-    /// What a server would miss on this machine is a warning on stderr: a secret whose environment variable is not set, a file of
-    /// certificates that is not there, a variable TOLLGATE_… that sets nothing. A machine that builds need not have any of it;
-    /// --strict is for one that serves.
+    /// What is missing on this machine is a warning on stderr: a secret whose environment variable is not set, a file of
+    /// certificates that is not there, a variable TOLLGATE_… that sets nothing. A build machine need not have any of it;
+    /// use --strict on a server.
     ///
-    /// With --against a server that runs says what the file would change of its config. It reads the file with its own environment, and
+    /// With --against a running server reports what the file would change. It reads the file with its own environment, and
     /// changes nothing.
     Validate(ValidateArgs),
-    /// Look at background jobs: what each limit has counted, who waits, when the backlog will be done
+    /// Show background jobs: the count of each limit, waiting jobs, when the backlog will be done
     ///
-    /// Asks the database that the config names, so that it shows all workers. Also closes a key, so that no job that is charged to it
+    /// Reads the database that the config names, so that all workers are included. Also closes a key, so that no job that is charged to it
     /// starts for a while, and opens it again.
     Jobs(JobsArgs),
-    /// Replay recorded traffic through a policy: who would have been denied, and when
+    /// Replay recorded traffic through a policy: which keys would have been denied, and when
     ///
     /// Each line of a log is one charge: a time, the name of a limit, a key and, optionally, a cost. Lines are replayed in
     /// time order on a virtual clock, through the same code that decides in production, so the answers are the ones that
@@ -83,21 +92,21 @@ pub(crate) enum Command {
     /// (1714557600.5).
     ///
     /// Access logs of Apache and nginx, common or combined, are read as they are, and so are those of nginx and Envoy that have a
-    /// JSON object a line. The config's [[routes]] say which requests meet which limit, by path, method, client, user and header, and by which
-    /// key; limits that one request meets are charged together, all or none. The decision log of a server and the trail of its model gateway
+    /// JSON object a line. The config's [[routes]] decide which requests are charged under which limit, by path, method, client, user and header, and by which
+    /// key; all limits of one request are charged as one, all or none. The decision log of a server and the trail of its model gateway
     /// can be replayed too. Files in gzip and zstd are unpacked as they are read.
     ///
-    /// A line that cannot be read is counted and left out; the first few are shown with their number and what is wrong.
+    /// A line that cannot be read is counted and skipped; the first few are shown with their number and the mistake.
     Backtest(BacktestArgs),
-    /// Find limits for recorded traffic: the smallest under which only so many keys or requests would have been denied
+    /// Find limits for recorded traffic: the smallest that would have denied at most a given share of keys or requests
     ///
     /// For each limit of the config and each strategy, the smallest whole number is found by the kernel that decides in production, with
-    /// what other shares would cost. Each limit is looked at by itself: where a request meets several, the others are taken to have
-    /// room. The numbers of the config are not used; its routes say which requests of an access log are meant.
+    /// what other shares would cost. Each limit is examined alone: if a request has several, the others are assumed to have
+    /// room. The numbers of the config are not used; its routes select the requests of an access log.
     Suggest(SuggestArgs),
     /// Print the hash by which logs, traces and the page name a key
     ///
-    /// The salt is RL_LOG_SALT, as the server has it. So a customer is found in a log that has no names in it.
+    /// The salt is RL_LOG_SALT, as the server has it. With it you can find a customer in a log without names.
     Hash(HashArgs),
     /// Language models: count the tokens of a request, run a file of requests within their limits
     Llm(LlmArgs),
@@ -107,14 +116,14 @@ pub(crate) enum Command {
     /// Latency is sampled: one call in many is timed, so that measuring does not dominate what is measured.
     ///
     /// On Redis or PostgreSQL: a hot key and many keys, one check at a time and in groups of 16, from one caller and from many
-    /// at once, through the library as a service would. The keys stand under a limit of a random name that nobody else has, and
+    /// at once, through the library as a service would. The keys are under a limit with a random name, and
     /// are removed at the end. If the store fails meanwhile, the exit code is 2.
     Bench(BenchArgs),
     /// Make a config from that of another rate limiter
     ///
-    /// The config goes to stdout, or to a file, and is one that `tollgate validate` finds sound. What could not be carried
-    /// over is reported on stderr, each with its line; the config is written all the same, and the exit code is 2 unless that was
-    /// said to be in order (--partial).
+    /// The config goes to stdout, or to a file, and is valid for `tollgate validate`. What could not be
+    /// converted is reported on stderr, each with its line; the config is still written, and the exit code is 2 unless --partial
+    /// is given.
     Import(ImportArgs),
     /// Print tab completion for a shell
     ///
@@ -134,16 +143,16 @@ pub(crate) struct ServeArgs {
     /// The policy (TOML); without one, an example is served.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where the API and the page are [default: what the config says, or 127.0.0.1:8080].
+    /// The address of the API and the page [default: from the config, or 127.0.0.1:8080].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
-    /// Where Envoy asks, over gRPC [default: what the config says, or 127.0.0.1:8081].
+    /// The address for Envoy, over gRPC [default: from the config, or 127.0.0.1:8081].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) grpc: Option<String>,
-    /// Where the protocol of Redis is spoken [default: what the config says, or 127.0.0.1:6380].
+    /// The address for the Redis protocol [default: from the config, or 127.0.0.1:6380].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) resp: Option<String>,
-    /// Listen beyond this machine where callers show no secret: HTTP without an admin token, RESP without a password, gRPC.
+    /// Listen beyond this machine without a secret: HTTP without an admin token, RESP without a password, gRPC.
     #[arg(long)]
     pub(crate) without_token: bool,
     /// Whether this is `tollgate demo`.
@@ -179,7 +188,7 @@ pub(crate) struct CheckArgs {
     pub(crate) cost: u64,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Print what the server answered.
+    /// Print the server's JSON response.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -192,7 +201,7 @@ pub(crate) struct OfKeyArgs {
     pub(crate) key: String,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Print what the server answered.
+    /// Print the server's JSON response.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -213,7 +222,7 @@ pub(crate) struct ResetArgs {
 pub(crate) struct LimitsArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Print what the server answered.
+    /// Print the server's JSON response.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -248,16 +257,16 @@ pub(crate) struct ManArgs {
 #[derive(Args)]
 #[command(after_help = "Example:\n  tollgate demo --listen 127.0.0.1:9000")]
 pub(crate) struct DemoArgs {
-    /// Where the API and the page are.
+    /// The address of the API and the page.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
     pub(crate) listen: String,
-    /// Where Envoy asks, over gRPC [default: 127.0.0.1:8081].
+    /// The address for Envoy, over gRPC [default: 127.0.0.1:8081].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) grpc: Option<String>,
-    /// Where the protocol of Redis is spoken [default: 127.0.0.1:6380].
+    /// The address for the Redis protocol [default: 127.0.0.1:6380].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) resp: Option<String>,
-    /// Listen beyond this machine where callers show no secret.
+    /// Listen beyond this machine without a secret.
     #[arg(long)]
     pub(crate) without_token: bool,
 }
@@ -270,10 +279,10 @@ pub(crate) struct ValidateArgs {
     /// The config (TOML); - reads stdin.
     #[arg(value_name = "FILE", required_unless_present = "config")]
     file: Option<PathBuf>,
-    /// The same, by the name that other commands have for it.
+    /// The same file, as in other commands.
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
     config: Option<PathBuf>,
-    /// Ask a running server what the file would change: limits that come, go and change, and fields that need a restart.
+    /// Ask a running server what the file would change: limits that are added, removed and changed, and fields that need a restart.
     #[arg(long, value_name = "URL")]
     pub(crate) against: Option<String>,
     /// The admin token of that server, where it has one; others see arguments, so prefer the variable.
@@ -302,7 +311,7 @@ pub(crate) struct JobsArgs {
 
 #[derive(Subcommand)]
 pub(crate) enum JobsCommand {
-    /// Every key: its count, its limit, when it resets, who waits, the next slot and when the backlog will be done
+    /// Every key: its count, its limit, when it resets, waiting jobs, the next slot and when the backlog will be done
     #[command(after_help = "Example:\n  tollgate jobs status --config tollgate.toml")]
     Status {
         /// The config (TOML) with a section [jobs].
@@ -486,7 +495,7 @@ pub(crate) struct ImportFileArgs {
     pub(crate) partial: bool,
 }
 
-/// The command that was asked for, or the exit code when clap has answered already.
+/// The command, or the exit code if clap has answered already.
 pub(crate) fn parse() -> Result<Command, ExitCode> {
     Cli::try_parse().map(|cli| cli.command).map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp
@@ -512,18 +521,18 @@ pub(crate) fn variables() -> Vec<String> {
 }
 
 /// Prints tab completion.
-pub(crate) fn completions(asked: &CompletionsArgs) -> Result<(), Failure> {
+pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     let mut text = Vec::new();
-    clap_complete::generate(asked.shell, &mut Cli::command(), "tollgate", &mut text);
+    clap_complete::generate(args.shell, &mut Cli::command(), "tollgate", &mut text);
     io::stdout().lock().write_all(&text).map_err(Failure::answering)
 }
 
 /// Prints the manual page.
-pub(crate) fn man(asked: &ManArgs) -> Result<(), Failure> {
+pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
     let mut all = Cli::command();
     // Names the commands as they are called: `tollgate check`.
     all.build();
-    let page = match &asked.command {
+    let page = match &args.command {
         None => all,
         Some(name) => match all.find_subcommand(name) {
             Some(command) => command.clone(),
@@ -570,7 +579,7 @@ mod tests {
 
     #[test]
     fn what_clap_refuses_is_one_line() {
-        for (call, said) in [
+        for (call, expected) in [
             ("tollgate backtest", "required arguments were not provided: --config <FILE>; <LOG>...;"),
             (
                 "tollgate validat x",
@@ -584,7 +593,7 @@ mod tests {
         ] {
             let Err(error) = Cli::try_parse_from(call.split(' ')) else { panic!("{call} was accepted") };
             let line = one_line(&error.render().to_string());
-            assert!(line.contains(said), "{call}: {line}");
+            assert!(line.contains(expected), "{call}: {line}");
             assert!(!line.contains('\n'), "{call}: {line}");
         }
     }

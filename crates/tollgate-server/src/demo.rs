@@ -1,6 +1,6 @@
 //! `tollgate demo`: the server, and callers who are made up, so that the page has something to show.
 //!
-//! The callers ask as every face does, through `app.rs`, and are counted like everybody. What they do follows from the number
+//! The callers call the same gate as every face does, and are counted like everybody. What they do follows from the number
 //! of the step alone: the same demo every time. The environment is not looked at, lest they be counted in somebody's real store.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tollgate::Charge;
 
-use crate::app::{Act, App};
+use crate::app::App;
 use crate::cli::{DemoArgs, ServeArgs};
 use crate::config::Config;
 use crate::failure::Failure;
@@ -62,15 +62,15 @@ const CALLERS: [Caller; 19] = [
     Caller { burst: Some((30, 8, 4)), ..steady("uploads", "tenant:initech", 1) },
 ];
 
-/// Does what was asked.
-pub(crate) fn run(asked: &DemoArgs) -> Result<(), Failure> {
+/// Runs the command.
+pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
     let config = Config::parse(POLICY).map_err(|mistakes| Failure::new(mistakes.to_string()))?;
     let serve = ServeArgs {
         config: None,
-        listen: Some(asked.listen.clone()),
-        grpc: asked.grpc.clone(),
-        resp: asked.resp.clone(),
-        without_token: asked.without_token,
+        listen: Some(args.listen.clone()),
+        grpc: args.grpc.clone(),
+        resp: args.resp.clone(),
+        without_token: args.without_token,
         is_demo: true,
     };
     serve::start(&serve, config, |app| {
@@ -93,11 +93,19 @@ async fn traffic(app: Arc<App>) {
 
 /// What all callers do in one step.
 async fn play(app: &App, step: u64) {
+    let state = app.state();
     for (number, caller) in CALLERS.iter().enumerate() {
         for _ in 0..caller.calls(number as u64, step) {
-            let act = if caller.limit == "uploads" { Act::Reserve(Duration::ZERO) } else { Act::Charge };
-            // The answer is for the page.
-            app.decide(act, &[Charge::new(caller.limit, caller.key)], |_, _| ()).await;
+            // The answers are for the page.
+            match caller.limit {
+                "uploads" => {
+                    let charge = [Charge::new(caller.limit, caller.key)];
+                    let _ = state.gate.reserve(&charge, Duration::ZERO).await;
+                }
+                limit => {
+                    let _ = state.gate.check(limit, caller.key).await;
+                }
+            }
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// A failure told in one line.
+    /// A failure with a message of one line.
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Failure::CouldNot { details: Vec::new(), message: message.into() }
     }
@@ -52,7 +52,7 @@ impl Failure {
         Failure::writing("to stdout", &error)
     }
 
-    /// Tells stderr, and gives the exit code.
+    /// Writes the message to stderr and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Failure::ReaderLeft => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
-//! The faces of the server: one folder for each protocol.
+//! The APIs of the server: one folder for each protocol.
 //!
-//! A face reads what came in, asks the registry through `app.rs`, and answers in its own words. It never counts.
+//! An API parses a request, charges through `app.rs`, and renders the response in its own format. It never counts.
 
 pub(crate) mod json;
 pub(crate) mod models;

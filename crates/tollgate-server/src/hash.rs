@@ -10,7 +10,7 @@ use crate::failure::Failure;
 
 /// Prints the hash of each key, one a line. The salt must be that of the server: without one, a server draws its own at start, and nobody
 /// else can know its hashes.
-pub(crate) fn run(asked: &HashArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &HashArgs) -> Result<(), Failure> {
     if std::env::var_os("RL_LOG_SALT").is_none_or(|salt| salt.is_empty()) {
         return Err(Failure::new(
             "RL_LOG_SALT is not set, and without the salt of the server nobody gets its hashes; set it here as the server has it \
@@ -19,13 +19,13 @@ pub(crate) fn run(asked: &HashArgs) -> Result<(), Failure> {
     }
     let telemetry = Telemetry::new();
     let mut text = String::new();
-    for key in &asked.keys {
+    for key in &args.keys {
         let parsed = Key::parse(key).map_err(|error| {
             let meant = error.suggestion().map(|meant| format!(", such as {meant:?}")).unwrap_or_default();
             Failure::new(format!("{key:?} is no key: {error}{meant}"))
         })?;
         text.push_str(&telemetry.key_hash(parsed.canonical()));
-        if asked.keys.len() > 1 {
+        if args.keys.len() > 1 {
             text.push_str("  ");
             text.push_str(key);
         }

@@ -1,6 +1,8 @@
 //! `tollgate import`: the configuration of other rate limiters as ours, and a list of what could not be carried over.
 
 mod envoy;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod kong;
 mod limitador;
 mod litellm;
@@ -22,24 +24,24 @@ use crate::failure::{Failure, print_line};
 use crate::figures::counted;
 use crate::source;
 
-/// Does what was asked.
-pub(crate) fn run(asked: &ImportArgs) -> Result<(), Failure> {
-    match &asked.from {
-        ImportFrom::Envoy(asked) => import(asked, "envoyproxy/ratelimit", envoy::import),
-        ImportFrom::Kong(asked) => import(asked, "Kong", kong::import),
-        ImportFrom::Limitador(asked) => import(asked, "limitador", limitador::import),
-        ImportFrom::Litellm(asked) => import(asked, "LiteLLM", litellm::import),
-        ImportFrom::Nginx(asked) => import(asked, "nginx", nginx::import),
+/// Runs the command.
+pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
+    match &args.from {
+        ImportFrom::Envoy(args) => import(args, "envoyproxy/ratelimit", envoy::import),
+        ImportFrom::Kong(args) => import(args, "Kong", kong::import),
+        ImportFrom::Limitador(args) => import(args, "limitador", limitador::import),
+        ImportFrom::Litellm(args) => import(args, "LiteLLM", litellm::import),
+        ImportFrom::Nginx(args) => import(args, "nginx", nginx::import),
     }
 }
 
 fn import(
-    asked: &ImportFileArgs,
+    args: &ImportFileArgs,
     from: &str,
     read: fn(&str) -> Result<Imported, String>,
 ) -> Result<(), Failure> {
-    let name = source::name(&asked.file);
-    let imported = read(&source::read_text(&asked.file)?)
+    let name = source::name(&args.file);
+    let imported = read(&source::read_text(&args.file)?)
         .map_err(|why| Failure::new(format!("cannot import {name}: {why}")))?;
     let text = format!("# Made from {name:?} of {from}.\n{}", imported.toml);
     // What is handed over is sound, or it is not handed over.
@@ -54,8 +56,8 @@ fn import(
             format!("cannot import {name}: what came of it is not valid"),
         )
     })?;
-    match &asked.output {
-        Some(file) if !source::is_stdin(file) => write(file, &text, asked.force)?,
+    match &args.output {
+        Some(file) if !source::is_stdin(file) => write(file, &text, args.force)?,
         _ => {
             let mut out = io::stdout().lock();
             out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::answering)?;
@@ -69,7 +71,7 @@ fn import(
         counted(notes.len() as u64, "thing"),
     );
     // A script that goes on as if all of it were there would let pass what was limited before.
-    if !notes.is_empty() && !asked.partial {
+    if !notes.is_empty() && !args.partial {
         let message = format!("{summary}: look at the config, and say --partial once that is as you want it");
         return Err(Failure::with_details(notes, message));
     }
@@ -80,7 +82,7 @@ fn import(
     Ok(())
 }
 
-/// Writes a config. One that is there already is replaced only where that was asked for: somebody may have worked on it.
+/// Writes a config. An existing file is replaced only with `--force`: it may have been edited.
 fn write(file: &Path, text: &str, is_forced: bool) -> Result<(), Failure> {
     let name = source::name(file);
     let mut options = OpenOptions::new();

@@ -1,4 +1,4 @@
-//! `tollgate jobs`: what the limits on background jobs have counted and who waits for them, from the database that has the jobs.
+//! `tollgate jobs`: the counts of limits on background jobs and the waiting jobs, from the database that has the jobs.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::screen::{Ink, Tone};
 use crate::table::{Cell, Side, Table};
 use crate::{source, validate};
 
-/// Does what was asked.
-pub(crate) fn run(asked: &JobsArgs) -> Result<(), Failure> {
+/// Runs the command.
+pub(crate) fn run(args: &JobsArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
-        match &asked.command {
+        match &args.command {
             JobsCommand::Status { config, json } => {
                 let gate = attach(config).await?;
                 let statuses = gate.statuses().await.map_err(failed)?;
@@ -147,6 +147,7 @@ fn print(statuses: &[JobStatus], closed: &[ClosedKey]) -> io::Result<()> {
         ("KEY", Side::Left),
         ("COUNT", Side::Right),
         ("LIMIT", Side::Right),
+        ("LEFT", Side::Right),
         ("RESETS IN", Side::Right),
         ("WAITING", Side::Right),
         ("NEXT IN", Side::Right),
@@ -158,6 +159,7 @@ fn print(statuses: &[JobStatus], closed: &[ClosedKey]) -> io::Result<()> {
             Cell::toned(Tone::Strong, &*status.key),
             grouped(status.count).into(),
             grouped(status.limit).into(),
+            grouped(status.remaining).into(),
             seconds(status.resets_after).into(),
             grouped(status.waiting).into(),
             or_dash(status.next_slot).into(),

@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use crate::cli::{LlmArgs, LlmCommand};
 use crate::failure::Failure;
 
-/// Does what was asked. The exit code is 1 where requests failed.
-pub(crate) fn run(asked: &LlmArgs) -> Result<ExitCode, Failure> {
-    match &asked.what {
-        LlmCommand::Count(asked) => count::run(asked).map(|()| ExitCode::SUCCESS),
-        LlmCommand::Run(asked) => run::run(asked),
+/// Runs the command. The exit code is 1 where requests failed.
+pub(crate) fn run(args: &LlmArgs) -> Result<ExitCode, Failure> {
+    match &args.what {
+        LlmCommand::Count(args) => count::run(args).map(|()| ExitCode::SUCCESS),
+        LlmCommand::Run(args) => run::run(args),
     }
 }

@@ -1,11 +1,11 @@
-//! A config that changes while the server runs: read again, checked whole, and put in the place of the old one, or not at all.
+//! Reloads the config while the server runs: reads it, checks all of it, and applies it as a whole or not at all.
 //!
-//! The file is looked at once a second, and read when it has changed and rests; `SIGHUP` and `POST /v1/reload` read it at once.
-//! What was consumed stays consumed: the new limits stand on the same counters. A file with a mistake in it changes nothing, and
-//! is shown in the log, in a metric and on the page until a better one comes, and so is a file that is gone: the last good config
-//! stays, and the file is read when it is back. What changed is in the log (`difference.rs`). `[server]` and `[store]` stay as they were at start: a file that changes them is applied
-//! without that, and the fields that need a restart are named. A file without limits is refused: most likely somebody is still
-//! writing it.
+//! The file is checked once a second, and read when it has changed and is stable; `SIGHUP` and `POST /v1/reload` read it at once.
+//! Counters stay: the new limits use the same ones. An invalid file changes nothing, and is reported in the log, in a metric and
+//! on the page until a valid one comes. A missing file is reported in the same way, the last valid config stays, and the file is
+//! read when it is back. The changes are logged (`difference.rs`). `[server]` and `[store]` stay as they were at start, and so
+//! does the presence of a gateway (`[llm]`): a file that changes them is applied without that, and the fields that need a restart
+//! are named. A file without limits is refused, because it is most likely half written.
 
 mod difference;
 mod masked;
@@ -17,12 +17,11 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::Rule;
 use tollgate::config::{FileChange, FileWatch, Mistakes};
+use tollgate::{Policy, Rule};
 
 use crate::app::{App, State};
 use crate::config::Config;
-use crate::front::models::Setup;
 use crate::{source, validate};
 
 pub(crate) use self::difference::Difference;
@@ -47,9 +46,12 @@ struct Reload {
     at: SystemTime,
     /// Why it was refused, if it was.
     refused: Option<String>,
-    /// Fields that changed and need a restart.
-    restart: Vec<String>,
+    /// What changed, and which fields need a restart.
+    difference: Difference,
 }
+
+/// How many changes of a reload are shown.
+const SHOWN_CHANGES: usize = 20;
 
 impl History {
     /// Which file is read.
@@ -57,7 +59,7 @@ impl History {
         *self.file.lock() = Some(file);
     }
 
-    fn note(&self, refused: Option<String>, restart: Vec<String>) {
+    fn note(&self, refused: Option<String>, difference: Difference) {
         let outcome = if refused.is_some() { "refused" } else { "applied" };
         metrics::counter!("tollgate_reloads_total", "outcome" => outcome).increment(1);
         metrics::gauge!("tollgate_config_refused").set(f64::from(u8::from(refused.is_some())));
@@ -65,23 +67,29 @@ impl History {
         if reloads.len() == REMEMBERED {
             reloads.pop_front();
         }
-        reloads.push_back(Reload { at: SystemTime::now(), refused, restart });
+        reloads.push_back(Reload { at: SystemTime::now(), refused, difference });
     }
 
     pub(crate) fn to_json(&self) -> Vec<Value> {
         let seconds =
             |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let reloads = self.reloads.lock();
-        let shown = |reload: &Reload| json!({ "at": seconds(reload.at), "refused": reload.refused, "restart": reload.restart });
+        let shown = |Reload { at, refused, difference }: &Reload| {
+            let changes = &difference.changes[..difference.changes.len().min(SHOWN_CHANGES)];
+            json!({
+                "at": seconds(*at), "refused": refused, "restart": difference.restart,
+                "changes": changes, "more_changes": difference.changes.len() - changes.len(),
+            })
+        };
         reloads.iter().map(shown).collect()
     }
 }
 
 /// Why a config is refused.
 struct Refusal {
-    /// For who asked, and may change the config.
+    /// For the caller, who may change the config.
     why: String,
-    /// For everybody who may look.
+    /// For everybody who may read the page.
     shown: String,
 }
 
@@ -97,7 +105,7 @@ impl From<Mistakes> for Refusal {
     }
 }
 
-/// What a reload that worked has left out.
+/// What a successful reload did not apply.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Applied {
     /// The names of limits that went away.
@@ -106,9 +114,9 @@ struct Applied {
     difference: Difference,
 }
 
-/// Reads the config again and puts it in place. Returns what changed; the error says why nothing was changed.
+/// Reads the config again and applies it. Returns the changes; the error says why nothing was changed.
 pub(crate) fn reload(app: &App) -> Result<Difference, String> {
-    // One after the other: of two that read the file at once, the one that read it first must not have the last word.
+    // One reload at a time: of two concurrent ones, the one that read the file first must not win.
     let file = app.history.file.lock();
     let Some(file) = &*file else {
         return Err("the server was started without a config file".to_owned());
@@ -139,11 +147,11 @@ pub(crate) fn reload(app: &App) -> Result<Difference, String> {
     }
     match outcome {
         Ok(Applied { difference, .. }) => {
-            app.history.note(None, difference.restart.clone());
+            app.history.note(None, difference.clone());
             Ok(difference)
         }
         Err(Refusal { why, shown }) => {
-            app.history.note(Some(shown), Vec::new());
+            app.history.note(Some(shown), Difference::default());
             Err(why)
         }
     }
@@ -152,35 +160,32 @@ pub(crate) fn reload(app: &App) -> Result<Difference, String> {
 fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
     let text = source::read_text(file).map_err(|failure| failure.to_string())?;
     let mut config = validate::parse(&text)?;
-    let models = match (&config.llm, app.models()) {
-        (Some(llm), Some(models)) => Some((models, Setup::of(llm)?)),
-        (Some(llm), None) if !llm.upstreams.is_empty() => {
-            return Err("[llm] is new: the gateway begins with a restart".to_owned().into());
-        }
-        (None, Some(_)) => return Err("[llm] is gone: the gateway ends with a restart".to_owned().into()),
-        _ => None,
-    };
+    // If a gateway starts or ends with a restart, there is nothing to apply.
+    let models = app.models().zip(config.llm.as_ref().filter(|llm| !llm.upstreams.is_empty()));
+    let models = models.map(|(models, llm)| Ok((models.prepare(llm)?, models))).transpose();
+    let models = models.map_err(|why: String| Refusal::from(why))?;
     let llm = config.llm.clone();
     let mut applied = Applied::default();
     app.change(|state| {
+        has_limits(&state.config, &config)?;
         applied.difference = Difference::between(&state.config, &config);
         keep_fixed(&state.config, &mut config);
-        has_limits(&state.config, &config)?;
         let gate = state.gate.clone();
         let is_gone = |name: &&str| config.gate.policy.rule(name).is_none();
         applied.gone =
             gate.policy().rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
         gate.show_namespaces(config.namespaces());
-        gate.reload(config.gate.policy.clone()).map_err(|error| error.to_string())?;
+        app.stats.namespaces().show(config.namespaces());
+        gate.reload(app.overrides.over(&config.gate.policy)).map_err(|error| error.to_string())?;
         Ok::<_, String>(State::new(gate, config))
     })?;
-    if let (Some((models, setup)), Some(llm)) = (models, llm) {
+    if let (Some((setup, models)), Some(llm)) = (models, llm) {
         models.reload(&llm, setup);
     }
     Ok(applied)
 }
 
-/// What a text would change as the config, or why it would be refused.
+/// What a config text would change, or why it would be refused.
 pub(crate) fn compare(app: &App, text: &str) -> Result<Difference, String> {
     let config = validate::parse(text).map_err(|mistakes| mistakes.to_string())?;
     let state = app.state();
@@ -188,7 +193,7 @@ pub(crate) fn compare(app: &App, text: &str) -> Result<Difference, String> {
     Ok(Difference::between(&state.config, &config))
 }
 
-/// The first few names, and how many there are besides.
+/// The first few names, and the number of the others.
 fn named(names: &[String]) -> String {
     let more = match names.len().saturating_sub(NAMED) {
         0 => String::new(),
@@ -197,14 +202,17 @@ fn named(names: &[String]) -> String {
     names[..names.len().min(NAMED)].join(", ") + &more
 }
 
-/// Keeps what only a restart changes, and names the fields that differ. `server.namespaces` is applied.
+/// Keeps the fields that need a restart, and names those that differ. `server.namespaces` is applied.
 fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
     let server = old.server.changed_fields(&new.server).into_iter().filter(|field| *field != "namespaces");
     let server = server.map(|field| format!("server.{field}"));
     let store =
         old.gate.store.changed_fields(&new.gate.store).into_iter().map(|field| format!("store.{field}"));
     let mut changed: Vec<String> = server.chain(store).collect();
-    if let (Some(old), Some(new)) = (&old.llm, &mut new.llm) {
+    if has_gateway(old) != has_gateway(new) {
+        changed.push("llm.upstreams".to_owned());
+        keep_models(old, new);
+    } else if let (Some(old), Some(new)) = (&old.llm, &mut new.llm) {
         if old.log_dir != new.log_dir {
             changed.push("llm.log_dir".to_owned());
             new.log_dir.clone_from(&old.log_dir);
@@ -221,7 +229,32 @@ fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
     changed
 }
 
-/// An empty file is what an editor leaves for a moment before it writes, and would let everything through.
+/// Whether a config makes the server a gateway of language models.
+fn has_gateway(config: &Config) -> bool {
+    config.llm.as_ref().is_some_and(|llm| !llm.upstreams.is_empty())
+}
+
+/// Keeps `[llm]` and its limits: a running gateway uses them until the restart, and one that does not run yet has none.
+fn keep_models(old: &Config, new: &mut Config) {
+    let is_of = |config: &Config, name: &str| {
+        config.llm.iter().flat_map(|llm| llm.limit_names()).any(|limit| limit == name)
+    };
+    let policy = |config: &Config| config.gate.policy.rules().to_vec();
+    let others = policy(new).into_iter().filter(|rule| !is_of(new, rule.name()));
+    let mut rules: Vec<Rule> = others.collect();
+    for rule in policy(old).into_iter().filter(|rule| is_of(old, rule.name())) {
+        // The file uses this name for its own limit now.
+        rules.retain(|other| other.name() != rule.name());
+        rules.push(rule);
+    }
+    // Names are sound and each is there once, so there is nothing to refuse.
+    if let Ok(policy) = Policy::new(rules) {
+        new.gate.policy = policy;
+    }
+    new.llm.clone_from(&old.llm);
+}
+
+/// An editor may leave an empty file for a moment before it writes; applied, it would let everything through.
 fn has_limits(old: &Config, new: &Config) -> Result<(), String> {
     let is_empty = new.gate.policy.rules().is_empty() && new.envoy.rules().is_empty();
     match old.gate.policy.rules().len() {
@@ -244,15 +277,17 @@ pub(crate) async fn watch(app: Arc<App>, mut file: FileWatch) {
     }
 }
 
-/// The file is not there any more. A restart would fail now, so it is shown until the file is back.
+/// The file is gone. A restart would fail now, so this is reported until the file is back.
 fn gone(app: &App) {
     let why = "the config file is gone; put it back, as a restart would not find it";
     tracing::warn!("the config stays as it was: {why}");
-    app.history.note(Some(why.to_owned()), Vec::new());
+    app.history.note(Some(why.to_owned()), Difference::default());
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -274,6 +309,30 @@ mod tests {
         assert_eq!((&new.log_dir, new.memory, new.max_wait.as_secs()), (&old.log_dir, old.memory, 2));
     }
 
+    /// The gateway begins and ends with a restart. Until then it has the limits that it had, and the rest of the file is applied.
+    #[test]
+    fn a_section_of_models_that_comes_or_goes_waits_for_a_restart() {
+        let names = |config: &Config| -> BTreeSet<String> {
+            config.gate.policy.rules().iter().map(|rule| rule.name().to_owned()).collect()
+        };
+        let gateway = "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'k'\n[llm.models.m]\nrpm = 5\n\
+                       [llm.clients.c]\nkey = 'd'\nmodels.m = { tpm = 9 }\n";
+        let with = Config::parse(&format!("{gateway}[limits.a]\nblocked = true")).expect("a config");
+        let without = Config::parse("limits.b.blocked = true").expect("a config");
+        let mut new = with.clone();
+        assert_eq!(keep_fixed(&without, &mut new), ["llm.upstreams"]);
+        assert_eq!((new.llm, names(&with).len()), (None, 3));
+        assert_eq!(new.gate.policy.rules(), [with.gate.policy.find("a").expect("a limit").clone()]);
+        let mut new = without.clone();
+        assert_eq!(keep_fixed(&with, &mut new), ["llm.upstreams"]);
+        let kept = ["b", "llm.m.rpm", "llm.client.c.m.tpm"].map(str::to_owned);
+        assert_eq!((&new.llm, names(&new)), (&with.llm, BTreeSet::from(kept)));
+        let difference = Difference::between(&with, &without);
+        assert_eq!(difference.restart, ["llm.upstreams"]);
+        let changes: Vec<&str> = difference.changes.iter().map(|line| &line[..9]).collect();
+        assert_eq!(changes, ["- limit a", "+ limit b"], "{difference:?}");
+    }
+
     #[test]
     fn a_file_without_limits_is_refused_where_there_are_some() {
         let limit = "limits.a.blocked = true\nlimits.b.blocked = true\n";
@@ -290,9 +349,9 @@ mod tests {
             ("", limit, Ok(())),
         ] {
             let parsed = |text| Config::parse(text).expect("a config");
-            let told = has_limits(&parsed(old), &parsed(new));
+            let result = has_limits(&parsed(old), &parsed(new));
             assert_eq!(
-                told.as_ref().map_err(|why| &**why),
+                result.as_ref().map_err(|why| &**why),
                 expected.as_ref().map_err(|why| *why),
                 "{old} -> {new}"
             );

@@ -1,8 +1,9 @@
-//! The commands that ask a running server: `check`, `status`, `reset`, `limits`, and `top`.
+//! The commands that ask a running server: `check`, `status`, `reset`, `limits`, `override`, and `top`.
 //!
 //! They speak the server's own JSON (`client.rs`), so `--json` prints what it answered as it came. Without it people get a
 //! sentence or a table. A denial is an answer with an exit code of its own, 1; whatever kept a decision from being made is 2.
 
+pub(crate) mod overrides;
 pub(crate) mod top;
 
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -21,17 +22,17 @@ use crate::table::{Cell, Side, Table};
 const DENIED: u8 = 1;
 
 /// `tollgate check`: charges, and says what came of it.
-pub(crate) fn check(asked: &CheckArgs) -> Result<ExitCode, Failure> {
-    let client = Client::new(&asked.server.url)?;
-    let body = json!({ "limit": asked.limit, "key": asked.key, "cost": asked.cost });
+pub(crate) fn check(args: &CheckArgs) -> Result<ExitCode, Failure> {
+    let client = Client::new(&args.server.url)?;
+    let body = json!({ "limit": args.limit, "key": args.key, "cost": args.cost });
     let decision = client.post_json("/v1/check", &body)?;
     let Some(allowed) = decision["allowed"].as_bool() else { return Err(not_ours()) };
     let mut out = io::stdout().lock();
-    let printed = if asked.json {
+    let printed = if args.json {
         writeln!(out, "{decision}")
     } else {
         let ink = Ink::of(&io::stdout());
-        let verdict = match allowed {
+        let word = match allowed {
             true => ink.paint(Tone::Good, "allowed"),
             false => ink.paint(Tone::Bad, "denied"),
         };
@@ -43,19 +44,19 @@ pub(crate) fn check(asked: &CheckArgs) -> Result<ExitCode, Failure> {
             Some(delay @ 1..) if allowed => format!("; start after a delay of {}", span(delay)),
             _ => String::new(),
         };
-        writeln!(out, "{verdict} by {}{delay}{degraded}", outcome.join("; "))
+        writeln!(out, "{word} by {}{delay}{degraded}", outcome.join("; "))
     };
     printed.map_err(Failure::answering)?;
     Ok(if allowed { ExitCode::SUCCESS } else { ExitCode::from(DENIED) })
 }
 
 /// `tollgate status`: how a key stands.
-pub(crate) fn status(asked: &OfKeyArgs) -> Result<(), Failure> {
-    let client = Client::new(&asked.server.url)?;
-    let path = format!("/v1/status?limit={}&key={}", escaped(&asked.limit), escaped(&asked.key));
+pub(crate) fn status(args: &OfKeyArgs) -> Result<(), Failure> {
+    let client = Client::new(&args.server.url)?;
+    let path = format!("/v1/status?limit={}&key={}", escaped(&args.limit), escaped(&args.key));
     let status = client.get_json(&path)?;
     let mut out = io::stdout().lock();
-    let printed = match asked.json {
+    let printed = match args.json {
         true => writeln!(out, "{status}"),
         false => writeln!(out, "{}", described(&status)),
     };
@@ -63,12 +64,12 @@ pub(crate) fn status(asked: &OfKeyArgs) -> Result<(), Failure> {
 }
 
 /// `tollgate reset`: forgets what a key was charged, once a person has agreed.
-pub(crate) fn reset(asked: &ResetArgs) -> Result<(), Failure> {
-    let OfKeyArgs { limit, key, server, json } = &asked.of;
-    let client = Client::new(&server.url)?.token(asked.token.as_deref())?;
-    if !asked.yes && io::stdin().is_terminal() {
-        let question = format!("forget what {} was charged under {}?", visible(key), visible(limit));
-        agreed(&question, &mut io::stdin().lock(), &mut io::stderr().lock())?;
+pub(crate) fn reset(args: &ResetArgs) -> Result<(), Failure> {
+    let OfKeyArgs { limit, key, server, json } = &args.of;
+    let client = Client::new(&server.url)?.token(args.token.as_deref())?;
+    if !args.yes && io::stdin().is_terminal() {
+        let prompt = format!("forget what {} was charged under {}?", visible(key), visible(limit));
+        agreed(&prompt, &mut io::stdin().lock(), &mut io::stderr().lock())?;
     }
     let reset = client.post_json("/v1/reset", &json!({ "limit": limit, "key": key }))?;
     let mut out = io::stdout().lock();
@@ -81,9 +82,9 @@ pub(crate) fn reset(asked: &ResetArgs) -> Result<(), Failure> {
 }
 
 /// Asks a person, and fails unless the answer is yes.
-fn agreed(question: &str, from: &mut impl BufRead, to: &mut impl Write) -> Result<(), Failure> {
-    let asked = write!(to, "{question} [y/N] ").and_then(|()| to.flush());
-    asked.map_err(|error| Failure::writing("to stderr", &error))?;
+fn agreed(prompt: &str, from: &mut impl BufRead, to: &mut impl Write) -> Result<(), Failure> {
+    let written = write!(to, "{prompt} [y/N] ").and_then(|()| to.flush());
+    written.map_err(|error| Failure::writing("to stderr", &error))?;
     let mut answer = String::new();
     from.read_line(&mut answer).map_err(|error| Failure::reading("stdin", &error))?;
     match answer.trim() {
@@ -93,10 +94,10 @@ fn agreed(question: &str, from: &mut impl BufRead, to: &mut impl Write) -> Resul
 }
 
 /// `tollgate limits`: what there is.
-pub(crate) fn limits(asked: &LimitsArgs) -> Result<(), Failure> {
-    let answer = Client::new(&asked.server.url)?.get_json("/v1/limits")?;
+pub(crate) fn limits(args: &LimitsArgs) -> Result<(), Failure> {
+    let answer = Client::new(&args.server.url)?.get_json("/v1/limits")?;
     let mut out = io::stdout().lock();
-    if asked.json {
+    if args.json {
         return writeln!(out, "{answer}").map_err(Failure::answering);
     }
     let Some(limits) = answer["limits"].as_array() else { return Err(not_ours()) };
@@ -212,9 +213,9 @@ mod tests {
         for (answer, is_yes) in
             [("y\n", true), ("yes\n", true), ("Y\n", true), ("\n", false), ("", false), ("yeah\n", false)]
         {
-            let mut asked = Vec::new();
-            assert_eq!(agreed("sure?", &mut answer.as_bytes(), &mut asked).is_ok(), is_yes, "{answer:?}");
-            assert_eq!(asked, b"sure? [y/N] ");
+            let mut shown = Vec::new();
+            assert_eq!(agreed("sure?", &mut answer.as_bytes(), &mut shown).is_ok(), is_yes, "{answer:?}");
+            assert_eq!(shown, b"sure? [y/N] ");
         }
     }
 }

@@ -1,11 +1,12 @@
-//! `tollgate serve`: the server, from its config to its last answer.
+//! `tollgate serve`: the server, from its config to its last response.
 //!
-//! `listen.rs` accepts, `timeouts.rs` gives slow peers up, `front/` answers, `reload.rs` follows the config, `log.rs` writes the log.
-//! Here it is put together, told where it is, and brought to an end: on SIGTERM or ctrl-c it is not ready any more, after
-//! `drain_delay` nothing more is accepted, what has begun is finished, and the process exits with 0.
+//! `listen.rs` accepts connections, `timeouts.rs` closes slow ones, `front/` answers, `reload.rs` follows the config, `log.rs`
+//! writes the log. This file starts them, announces their addresses, and stops them: on SIGTERM or ctrl-c the server reports that
+//! it is not ready; after `drain_delay` it accepts no more connections, finishes the requests in progress, and exits with 0.
 
 mod announce;
 mod describe;
+mod dropped;
 pub(crate) mod listen;
 mod log;
 pub(crate) mod timeouts;
@@ -33,12 +34,15 @@ use tollgate::telemetry::Telemetry;
 use tollgate::{Clock, Tollgate};
 
 use self::listen::{ConnectionLimit, Room};
+use self::log::Log;
 use self::timeouts::{TimedStream, Timeouts};
 use crate::app::App;
 use crate::cli::ServeArgs;
 use crate::config::{Config, ServerConfig, address_fix};
 use crate::failure::{Failure, print_line};
+use crate::fleet;
 use crate::front::{json, models, page, resp, rls};
+use crate::overrides;
 use crate::reload;
 use crate::stats::{Settings, Stats};
 use crate::token::Token;
@@ -47,7 +51,7 @@ use crate::validate;
 /// The policy of a server that is started without one.
 const EXAMPLE: &str = include_str!("../../../examples/tollgate.toml");
 
-/// How long what has begun may take to finish.
+/// How long requests in progress may take to finish.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The same for calls of language models: as long as an answer takes.
@@ -56,7 +60,7 @@ const MODEL_GRACE: Duration = Duration::from_secs(600);
 /// How long a peer may be silent between two requests.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// How long a peer is waited for that speaks HTTP. Bodies have a time of their own (`front/json/body.rs`), which is over first.
+/// The timeouts of HTTP connections. Bodies have a separate, shorter timeout (`front/json/body.rs`).
 const TIMEOUTS: Timeouts = Timeouts {
     greeting: Duration::from_secs(5),
     head: Duration::from_secs(5),
@@ -64,34 +68,30 @@ const TIMEOUTS: Timeouts = Timeouts {
     idle: IDLE,
 };
 
-/// The same for RESP. Its clients keep connections that they have not used yet, and a command has no head.
+/// The timeouts of RESP connections. Clients keep unused connections open, and a command has no head.
 const RESP_TIMEOUTS: Timeouts =
     Timeouts { greeting: IDLE, head: Duration::from_secs(10), busy: Duration::from_secs(10), idle: IDLE };
 
-/// Does what was asked.
-pub(crate) fn run(asked: &ServeArgs) -> Result<(), Failure> {
-    let Some(file) = &asked.config else {
+/// Runs the command.
+pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let Some(file) = &args.config else {
         validate::report(&validate::variable_warnings(EXAMPLE));
         let config = validate::parse(EXAMPLE).map_err(|mistakes| Failure::new(mistakes.to_string()))?;
-        return start(asked, config, |_| ());
+        return start(args, config, |_| ());
     };
     // Before it is read, and long before it is watched: opening the store takes a while, and the file may change meanwhile.
     let watch = FileWatch::before_reading(file);
     let config = validate::load(file)?;
-    start(asked, config, |app| {
+    start(args, config, |app| {
         app.history.follow(file.clone());
         tokio::spawn(reload::watch(app.clone(), watch));
     })
 }
 
 /// Serves; `beside` is called once, before the first connection is accepted.
-pub(crate) fn start(
-    asked: &ServeArgs,
-    config: Config,
-    beside: impl FnOnce(&Arc<App>),
-) -> Result<(), Failure> {
+pub(crate) fn start(args: &ServeArgs, config: Config, beside: impl FnOnce(&Arc<App>)) -> Result<(), Failure> {
     // Before the runtime, and dropped after it: the last lines are written too.
-    let (_log, telemetry) = log::start(&config.server)?;
+    let (log, telemetry) = log::start(&config.server)?;
     // On one core a second thread would only be woken in vain.
     let mut runtime = match std::thread::available_parallelism() {
         Ok(cores) if cores.get() == 1 => tokio::runtime::Builder::new_current_thread(),
@@ -99,23 +99,24 @@ pub(crate) fn start(
     };
     let runtime = runtime.enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
-    runtime.block_on(serve(asked, config, telemetry, beside))
+    runtime.block_on(serve(args, config, &log, telemetry, beside))
 }
 
 async fn serve(
-    asked: &ServeArgs,
+    args: &ServeArgs,
     config: Config,
+    log: &Log,
     telemetry: Telemetry,
     beside: impl FnOnce(&Arc<App>),
 ) -> Result<(), Failure> {
-    // Before anybody can know that it runs: a program that knows its address may stop it at once.
+    // Before the address is announced: a program that knows it may stop the server at once.
     let mut signals = Signals::listen()?;
-    let listeners = Listeners::open(asked, &config).await?;
+    let listeners = Listeners::open(args, &config).await?;
     let address =
         listeners.http.local_addr().map_err(|error| Failure::new(format!("cannot listen: {error}")))?;
     let token = secret("server.admin_token", config.server.admin_token.as_ref())?;
     let resp_password = secret("server.resp_password", config.server.resp_password.as_ref())?;
-    if !asked.without_token {
+    if !args.without_token {
         listeners.check_reach(token.is_some(), resp_password.is_some())?;
     }
     let metrics = metrics_exporter_prometheus::PrometheusBuilder::new()
@@ -132,16 +133,15 @@ async fn serve(
         .build()
         .map_err(|error| Failure::new(error.to_string()))?;
     let settings = config.server.clone();
-    let models = models::Models::open(&config, gate.clone()).map_err(Failure::new)?;
-    if models.as_ref().is_some_and(|models| !models.has_clients()) && !address.ip().is_loopback() {
-        return Err(Failure::new(format!(
-            "listening on {address} lets others spend the quota of your language models: name them under [llm.clients], \
-             or listen on 127.0.0.1"
-        )));
-    }
-    let app = Arc::new(App::new(gate, config, token, metrics, stats));
+    let models = models::Models::open(&config, gate.clone(), address).map_err(Failure::new)?;
+    let app = Arc::new(App::new(gate, config, token, metrics, stats).with_log(log.dropped()));
     app.set_models(models);
-    announce::announce(asked, address, &listeners, &app);
+    // Before the first request: earlier overrides apply from the start.
+    app.overrides.look(&app).await;
+    tokio::spawn(overrides::follow(app.clone()));
+    app.fleet.listens_at(&app.state().config, address.port());
+    tokio::spawn(fleet::take_part(app.clone()));
+    announce::announce(args, address, &listeners, &app);
     let room = listeners.room(&settings);
     tokio::spawn(page::feed(app.clone()));
     beside(&app);
@@ -159,7 +159,8 @@ async fn serve(
     }
     if let Some(resp) = listeners.resp {
         let (face, closing) = (resp::Face::new(app.clone(), resp_password), closing.clone());
-        let (door, tasks, until) = (ConnectionLimit::new("resp", room), tasks.clone(), closing.clone());
+        let (connections, tasks, until) =
+            (ConnectionLimit::new("resp", room), tasks.clone(), closing.clone());
         let app = app.clone();
         let speak = move |stream, peer: SocketAddr| {
             let (app, face, closing) = (app.clone(), face.clone(), closing.clone());
@@ -168,7 +169,7 @@ async fn serve(
                 app.serve_peer(peer.ip(), speaking).await;
             }
         };
-        accepting.spawn(listen::accept(resp, door, tasks, until, speak));
+        accepting.spawn(listen::accept(resp, connections, tasks, until, speak));
     }
     let speak = {
         let (app, closing) = (app.clone(), closing.clone());
@@ -189,13 +190,14 @@ async fn serve(
     ));
     signals.until_stopped(&app).await;
     app.drain();
-    let is_patient = signals.none_for(settings.drain_delay, &app).await;
+    let has_drained = signals.none_for(settings.drain_delay, &app).await;
     app.end();
+    app.fleet.leave(&app).await;
     let _ = close.send(true);
     accepting.join_all().await;
     tasks.close();
-    if !is_patient {
-        tracing::warn!("told to stop again: busy connections are cut");
+    if !has_drained {
+        tracing::warn!("a second stop signal: busy connections are closed");
         return Ok(());
     }
     tokio::select! {
@@ -204,7 +206,7 @@ async fn serve(
             tracing::warn!("some connections were still busy after {} s and are cut", GRACE.as_secs());
         }
         // A second signal means: do not wait.
-        () = signals.until_stopped(&app) => tracing::warn!("told to stop again: busy connections are cut"),
+        () = signals.until_stopped(&app) => tracing::warn!("a second stop signal: busy connections are closed"),
     }
     Ok(())
 }
@@ -215,7 +217,7 @@ async fn finished(tasks: &TaskTracker, app: &App) {
     until_settled(app).await;
 }
 
-/// How long what has begun may take: longer while calls of language models run.
+/// The time for requests in progress: longer while calls of language models run.
 async fn grace(app: &App) {
     tokio::time::sleep(GRACE).await;
     let _ = tokio::time::timeout(MODEL_GRACE, until_settled(app)).await;
@@ -235,19 +237,19 @@ struct Listeners {
 }
 
 impl Listeners {
-    async fn open(asked: &ServeArgs, config: &Config) -> Result<Listeners, Failure> {
-        let named = asked.listen.as_deref().or(config.server.http.as_deref());
+    async fn open(args: &ServeArgs, config: &Config) -> Result<Listeners, Failure> {
+        let named = args.listen.as_deref().or(config.server.http.as_deref());
         let http = bind("http", "--listen", named, "127.0.0.1:8080").await?;
-        let named = asked.resp.as_deref().or(config.server.resp.as_deref());
+        let named = args.resp.as_deref().or(config.server.resp.as_deref());
         let resp = bind_unless_taken("resp", "--resp", named, "127.0.0.1:6380", true).await?;
-        let named = asked.grpc.as_deref().or(config.server.grpc.as_deref());
+        let named = args.grpc.as_deref().or(config.server.grpc.as_deref());
         // A config with rules for Envoy needs this listener.
         let may_lack = config.envoy.rules().is_empty();
         let grpc = bind_unless_taken("grpc", "--grpc", named, "127.0.0.1:8081", may_lack).await?;
         Ok(Listeners { http, resp, grpc })
     }
 
-    /// Refuses to be reached from beyond this machine through a door at which callers show nothing.
+    /// Refuses to be reached from beyond this machine through a connections at which callers show nothing.
     fn check_reach(&self, has_token: bool, has_password: bool) -> Result<(), Failure> {
         let listeners = [
             (
@@ -265,8 +267,8 @@ impl Listeners {
                  and say --without-token",
             ),
         ];
-        for (door, what) in listeners {
-            let address = door.and_then(|door| door.local_addr().ok());
+        for (connections, what) in listeners {
+            let address = connections.and_then(|connections| connections.local_addr().ok());
             if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
                 return Err(Failure::new(format!("listening on {address} lets others {what}")));
             }
@@ -281,13 +283,13 @@ impl Listeners {
         let faces = 1 + usize::from(self.resp.is_some()) + usize::from(self.grpc.is_some());
         let room = wanted.within(files, faces);
         if room.connections < wanted.connections {
-            let (has, asked) = (room.connections, wanted.connections);
+            let (has, args) = (room.connections, wanted.connections);
             let words = "each listener takes fewer connections than server.max_connections, because this process may open few \
                          files: raise `ulimit -Hn` (LimitNOFILE), or lower server.max_connections";
-            // Who has not asked for so many need not be warned.
+            // Warns only if the config asks for this many.
             match settings.max_connections {
-                Some(_) => tracing::warn!(files, has, asked, "{words}"),
-                None => tracing::info!(files, has, asked, "{words}"),
+                Some(_) => tracing::warn!(files, has, args, "{words}"),
+                None => tracing::info!(files, has, args, "{words}"),
             }
         }
         room
@@ -298,10 +300,10 @@ async fn bind(
     face: &str,
     option: &str,
     address: Option<&str>,
-    otherwise: &str,
+    default_address: &str,
 ) -> Result<TcpListener, Failure> {
-    let address = address.unwrap_or(otherwise);
-    if let Some(fix) = address_fix(address, otherwise) {
+    let address = address.unwrap_or(default_address);
+    if let Some(fix) = address_fix(address, default_address) {
         return Err(Failure::new(format!("cannot listen on {address:?} for {face}: it {fix} ({option})")));
     }
     TcpListener::bind(address).await.map_err(|error| {
@@ -310,15 +312,16 @@ async fn bind(
     })
 }
 
-/// The same for a face that may be lacking: if nobody has asked for it and its usual port is taken, the rest is served without.
+/// The same for an optional API: if the config does not name its address and the default port is taken, the server starts without
+/// it.
 async fn bind_unless_taken(
     face: &str,
     option: &str,
     address: Option<&str>,
-    otherwise: &str,
+    default_address: &str,
     may_lack: bool,
 ) -> Result<Option<TcpListener>, Failure> {
-    match bind(face, option, address, otherwise).await {
+    match bind(face, option, address, default_address).await {
         Ok(listener) => Ok(Some(listener)),
         Err(failure) if address.is_none() && may_lack => {
             print_line(format_args!("tollgate: {failure}; it is served without {face}"));
@@ -328,7 +331,7 @@ async fn bind_unless_taken(
     }
 }
 
-/// What a field of the config says that callers must show.
+/// The value of a secret in the config.
 fn secret(field: &str, password: Option<&Password>) -> Result<Option<Token>, Failure> {
     let resolved = password.map(|password| password.resolve(|name| std::env::var(name).ok())).transpose();
     Ok(resolved.map_err(|why| Failure::new(format!("{field}: {why}")))?.map(Token::new))
@@ -352,12 +355,12 @@ impl Signals {
         })
     }
 
-    /// Waits for so long, unless a signal to stop comes first, and says whether none did.
+    /// Waits for this long, unless a signal to stop comes first; true if none did.
     async fn none_for(&mut self, delay: Micros, app: &Arc<App>) -> bool {
         if delay == Micros::ZERO {
             return true;
         }
-        tracing::info!(%delay, "told to stop: not ready any more, and still answering");
+        tracing::info!(%delay, "stop signal: not ready any more, but still answering");
         tokio::select! {
             () = tokio::time::sleep(Duration::from_micros(delay.get())) => true,
             () = self.until_stopped(app) => false,
@@ -399,8 +402,8 @@ async fn speak_http(app: Arc<App>, stream: TcpStream, peer: IpAddr, mut closing:
         }
     });
     let mut builder = http1::Builder::new();
-    // Heads are timed by `TimedStream`: the timer for them here would cut connections that are only kept.
-    // Answers are small: head and body are copied together and written as one piece.
+    // `TimedStream` times the heads: hyper's timer would also close idle connections. Responses are small: head and body are
+    // copied into one write.
     builder.header_read_timeout(None).max_headers(64).max_buf_size(64 * 1024).writev(false);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // The end is waited for once, and then only looked at: to wait for it again with every request would take a lock.

@@ -32,7 +32,7 @@ pub(crate) fn name(path: &Path) -> String {
     if is_stdin(path) { "stdin".to_string() } else { path.display().to_string() }
 }
 
-/// How many bytes have been read, for those who show how far it is.
+/// How many bytes have been read, for a display of the progress.
 pub(crate) type ReadBytes = Rc<Cell<u64>>;
 
 /// Counts what is read, a buffer at a time.

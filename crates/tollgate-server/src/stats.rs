@@ -1,29 +1,37 @@
 //! What the page shows of decisions: how many a second under each limit, who is denied most, how long they take.
 //!
-//! An observer of the registry, so it sees every decision of every face and can change none. Admissions by counters in this
+//! An observer of the gate, so it sees every decision of every face and can change none. Admissions by counters in this
 //! process reach it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs a look in
-//! a map and a look through 64 numbers. The current second is set once a second from outside ([`Stats::tick`]), not read from a
-//! clock, after the registry was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), an hour of
+//! a map and a look through 64 numbers, in a table that few threads share. The current second is set once a second from outside ([`Stats::tick`]), not read from a
+//! clock, after the gate was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), an hour of
 //! minutes and a day of quarters of an hour (`history.rs`), so many keys a limit
-//! (`offenders.rs`), a few histograms (`latency.rs`). The metrics are in the library, and are the ones to keep.
+//! (`offenders.rs`), the last decisions about keys (`recent.rs`), a few histograms (`latency.rs`), what a row shows at a glance (`glance.rs`). The metrics are in the library, and are the ones to keep.
 
+pub(crate) mod glance;
 pub(crate) mod history;
 pub(crate) mod latency;
+pub(crate) mod namespaces;
 pub(crate) mod offenders;
+pub(crate) mod recent;
 pub(crate) mod ring;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use foldhash::{fast, quality};
 use parking_lot::{Mutex, RwLock};
+use tollgate::Clock;
 use tollgate::telemetry::Telemetry;
 use tollgate::telemetry::{Admissions, Event, Observer};
 
+use self::glance::Glance;
 use self::history::History;
 use self::latency::Latency;
-use self::offenders::{LastOutcome, Offender, Offenders, Who};
+use self::namespaces::Namespaces;
+use self::offenders::{LastOutcome, Offender, StripedOffenders, Who};
+use self::recent::{Decisions, Recent};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
 
 use crate::config::Config;
@@ -35,11 +43,13 @@ const LONGEST_SHOWN: usize = 256;
 pub(crate) struct Stats {
     /// The second that is being counted, since 1970.
     second: AtomicU64,
-    limits: RwLock<HashMap<String, OfLimit>>,
+    limits: RwLock<HashMap<String, OfLimit, fast::RandomState>>,
     latency: Mutex<Latency>,
     telemetry: Telemetry,
-    /// Tells keys apart, not to be guessed by a caller that makes them up.
-    marks: RandomState,
+    /// Tells keys apart. Seeded at random: a caller that makes keys up would have to guess which of them are taken for one.
+    hashes: quality::RandomState,
+    decisions: Decisions,
+    namespaces: Namespaces,
     settings: Settings,
 }
 
@@ -61,7 +71,8 @@ impl Settings {
 struct OfLimit {
     ring: Ring,
     history: Mutex<History>,
-    offenders: Mutex<Offenders>,
+    offenders: StripedOffenders,
+    glance: Glance,
 }
 
 /// How many seconds after its end a second goes into the history: who is late by as much has been counted then.
@@ -75,7 +86,9 @@ impl Stats {
             limits: RwLock::default(),
             latency: Mutex::new(Latency::new(second)),
             telemetry,
-            marks: RandomState::new(),
+            hashes: quality::RandomState::default(),
+            decisions: Decisions::default(),
+            namespaces: Namespaces::default(),
             settings,
         })
     }
@@ -136,6 +149,41 @@ impl Stats {
         }
     }
 
+    /// What all limits decided a second, over the last few: allowed, denied, would have denied, fell back.
+    #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+    pub(crate) fn rates(&self, second: u64, count: u64) -> [f64; 4] {
+        let limits = self.limits.read();
+        let mut sums = [0; 4];
+        for limit in limits.values() {
+            for at in second.saturating_sub(count)..second {
+                limit.ring.counts(at).iter().zip(&mut sums).for_each(|(one, sum)| *sum += one);
+            }
+        }
+        sums.map(|sum| sum as f64 / count.max(1) as f64)
+    }
+
+    /// Limits that were decided without the store in the last few seconds, by name, at most so many.
+    pub(crate) fn falling_back(&self, second: u64, count: u64, most: usize) -> Vec<String> {
+        let limits = self.limits.read();
+        let falls = |limit: &OfLimit| {
+            (second.saturating_sub(count)..second)
+                .any(|at| limit.ring.counts(at)[Counted::FellBack as usize] > 0)
+        };
+        let mut names: Vec<String> =
+            limits.iter().filter(|(_, limit)| falls(limit)).map(|(name, _)| name.clone()).collect();
+        names.sort();
+        names.truncate(most);
+        names
+    }
+
+    /// How full the fullest key of a limit was in the last minutes, from 0 to 1, and how long 99 of 100 of its decisions took at most, in
+    /// nanoseconds; `None` where that is not known.
+    pub(crate) fn glance(&self, limit: &str, second: u64) -> (Option<f64>, Option<u64>) {
+        let limits = self.limits.read();
+        let glance = limits.get(limit).map(|limit| &limit.glance);
+        glance.map_or((None, None), |glance| (glance.fullest(second), glance.p99_ns(second)))
+    }
+
     /// Whether anything was counted under a limit lately.
     pub(crate) fn is_in_use(&self, limit: &str) -> bool {
         self.limits.read().get(limit).is_some_and(|limit| limit.ring.is_in_use())
@@ -146,7 +194,7 @@ impl Stats {
         let limits = self.limits.read();
         let Some(limit) = limits.get(limit) else { return Vec::new() };
         // Who they are is worked out when it is asked: most who are denied once are gone before.
-        limit.offenders.lock().top(self.second(), count, |key| Who {
+        limit.offenders.top(self.second(), count, |key| Who {
             hash: self.telemetry.key_hash(key),
             key: (self.settings.shows_keys && key.len() <= LONGEST_SHOWN).then(|| key.to_owned()),
         })
@@ -155,6 +203,21 @@ impl Stats {
     /// The hash under which the log has a key, by its canonical text.
     pub(crate) fn key_hash(&self, key: &str) -> String {
         self.telemetry.key_hash(key)
+    }
+
+    /// The last decisions about a key, by its canonical text, newest first.
+    pub(crate) fn recent(&self, key: &str) -> Vec<Recent> {
+        self.decisions.of(self.hashes.hash_one(key))
+    }
+
+    /// What was decided for keys of each namespace in the last minutes.
+    pub(crate) fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
+    }
+
+    /// How long decisions took, over time.
+    pub(crate) fn latency_over_time(&self) -> latency::OverTime {
+        self.latency.lock().over_time()
     }
 
     /// How long decisions took in the last minutes.
@@ -179,7 +242,7 @@ impl Stats {
             reset_after: event.outcome.numbers().reset_after,
             second,
         };
-        limit.offenders.lock().note(self.marks.hash_one(key), key, standing);
+        limit.offenders.note(self.hashes.hash_one(key), key, standing);
     }
 }
 
@@ -192,6 +255,11 @@ impl Observer for Stats {
         self.with_limit(event.limiter, |limit| {
             let counted = Counted::of(event.outcome.numbers().allowed, event.allowed);
             limit.ring.count(second, counted);
+            let numbers = event.outcome.numbers();
+            limit.glance.note(second, numbers.remaining, numbers.capacity, !numbers.allowed);
+            if !event.duration.is_zero() {
+                limit.glance.record(second, event.duration);
+            }
             if counted != Counted::Allowed {
                 self.denied(limit, event, second);
             }
@@ -199,6 +267,14 @@ impl Observer for Stats {
                 limit.ring.count(second, Counted::FellBack);
             }
         });
+        self.namespaces.count(
+            event.namespace,
+            second,
+            Counted::of(event.outcome.numbers().allowed, event.allowed),
+        );
+        if let Some(key) = event.key.reveal() {
+            self.decisions.note(self.hashes.hash_one(key), Clock::system().now().get(), event);
+        }
         if !event.duration.is_zero() {
             self.latency.lock().record(event.duration);
         }
@@ -216,6 +292,8 @@ impl Observer for Stats {
             });
         }
         if let Some(took) = admissions.duration {
+            let second = self.second();
+            self.with_limit(admissions.limiter, |limit| limit.glance.record(second, took));
             self.latency.lock().record(took);
         }
     }
@@ -242,7 +320,7 @@ mod tests {
             .rule(Rule::new("watching", limit(1)).expect("a rule").shadow())
             .observer(stats.clone())
             .build();
-        (gate.expect("a registry"), stats)
+        (gate.expect("a gate"), stats)
     }
 
     fn ask(gate: &Tollgate, limit: &str, key: &str, times: usize) {
@@ -252,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn each_second_of_each_limit_is_counted_by_what_was_said() {
+    fn each_second_of_each_limit_is_counted_by_outcome() {
         let (gate, stats) = watched(false);
         ask(&gate, "api", "user:1", 5);
         ask(&gate, "watching", "user:1", 3);
@@ -279,7 +357,7 @@ mod tests {
         let stats = Stats::new(telemetry.clone(), Settings { shows_keys: false }, START);
         let limit = Limit::token_bucket("1/h", 150).expect("a bucket");
         let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).observer(stats.clone());
-        let gate = gate.build().expect("a registry");
+        let gate = gate.build().expect("a gate");
         let api = gate.local("api").expect("a limit");
         for _ in 0..100 {
             let _ = api.check("user:1");

@@ -36,7 +36,7 @@ impl fmt::Debug for Token {
 /// How many wrong tokens a peer may show at once; one more every second.
 const MOST_GUESSES: u64 = 10;
 
-/// How many peers are remembered. Those who come when there are so many share one count.
+/// How many peers are remembered. Further peers share one count.
 const MOST_PEERS: usize = 4_096;
 const ALL_OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 

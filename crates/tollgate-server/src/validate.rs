@@ -19,32 +19,32 @@ use crate::screen::{Ink, Tone};
 use crate::source;
 use crate::table::{Cell, Side, Table};
 
-/// Does what was asked.
-pub(crate) fn run(asked: &ValidateArgs) -> Result<(), Failure> {
-    let text = source::read_text(asked.file())?;
+/// Runs the command.
+pub(crate) fn run(args: &ValidateArgs) -> Result<(), Failure> {
+    let text = source::read_text(args.file())?;
     let parsed = parse(&text);
     let mut warnings = variable_warnings(&text);
     if let Ok(config) = &parsed {
         warnings.extend(warnings::of_machine(config, |name| std::env::var(name).ok()));
     }
-    let is_refused = asked.strict && !warnings.is_empty();
+    let is_refused = args.strict && !warnings.is_empty();
     // A file with mistakes has nothing to compare.
-    let against = asked.against.as_deref().filter(|_| parsed.is_ok());
-    let difference = against.map(|url| compared(url, asked.token.as_deref(), &text)).transpose()?;
-    if asked.json {
+    let against = args.against.as_deref().filter(|_| parsed.is_ok());
+    let difference = against.map(|url| compared(url, args.token.as_deref(), &text)).transpose()?;
+    if args.json {
         let valid = parsed.is_ok() && !is_refused;
         answer(&parsed, &warnings, valid, difference.as_ref()).map_err(Failure::answering)?;
         return if valid { Ok(()) } else { Err(Failure::Answered) };
     }
-    let config = parsed.map_err(|mistakes| failure_of(asked.file(), &mistakes))?;
-    let name = source::name(asked.file());
+    let config = parsed.map_err(|mistakes| failure_of(args.file(), &mistakes))?;
+    let name = source::name(args.file());
     if is_refused {
         let message =
             format!("{} in {name}, and --strict refuses them", counted(warnings.len() as u64, "warning"));
         return Err(Failure::with_details(warnings, message));
     }
     print(&config, &name).map_err(Failure::answering)?;
-    if let (Some(difference), Some(url)) = (&difference, &asked.against) {
+    if let (Some(difference), Some(url)) = (&difference, &args.against) {
         print_difference(difference, url).map_err(Failure::answering)?;
     }
     report(&warnings);
@@ -149,7 +149,7 @@ struct Answer<'a> {
     mistakes: Vec<AnswerMistake<'a>>,
     warnings: &'a [String],
     limits: Vec<AnswerLimit<'a>>,
-    /// What a server says that the file would change, where one was asked.
+    /// The changes according to the server, if `--against` names one.
     #[serde(skip_serializing_if = "Option::is_none")]
     difference: Option<&'a Difference>,
 }

@@ -68,7 +68,7 @@ fn remove_on_signal() -> io::Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     drop(entered);
     let wait = move || {
-        let told = runtime.block_on(async {
+        let signal = runtime.block_on(async {
             tokio::select! {
                 _ = term.recv() => SignalKind::terminate(),
                 _ = int.recv() => SignalKind::interrupt(),
@@ -80,7 +80,7 @@ fn remove_on_signal() -> io::Result<()> {
             let _ = fs::remove_file(path);
         }
         // What a shell says of a command that a signal ended.
-        std::process::exit(128 + told.as_raw_value())
+        std::process::exit(128 + signal.as_raw_value())
     };
     std::thread::Builder::new().name("signals".to_string()).spawn(wait)?;
     Ok(())

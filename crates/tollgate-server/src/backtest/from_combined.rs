@@ -8,11 +8,12 @@
 use std::borrow::Cow;
 use std::io::BufRead;
 
+use memchr::{memchr_iter, memchr2, memrchr};
 use tollgate::route::{RequestHead, RequestReader};
 
 use super::instant;
 use super::intake::Intake;
-use super::lines::{Line, Lines, TOO_LONG};
+use super::lines::Lines;
 use super::mistake::Mistake;
 use crate::failure::Failure;
 
@@ -23,19 +24,9 @@ const SHAPE: &str = "write host ident user [10/Oct/2000:13:55:36 -0700] \"GET /p
 pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Intake) -> Result<(), Failure> {
     intake.begin_access_log();
     // Many requests come in the same second, and a calendar is slower than a comparison.
-    let mut last = (Vec::new(), 0);
+    let mut last: (Vec<u8>, u64) = (Vec::new(), 0);
     while let Some(line) = lines.next_line().map_err(|error| Failure::reading(name, &error))? {
-        let (line, bytes) = match line {
-            Line::Whole(line, bytes) => (line, bytes.trim_ascii_end()),
-            Line::TooLong(line, start) => {
-                let mistake = Mistake::new("line", &String::from_utf8_lossy(start), TOO_LONG);
-                intake.refuse_request(line, &mistake)?;
-                continue;
-            }
-        };
-        if bytes.is_empty() {
-            continue;
-        }
+        let Some((line, bytes)) = intake.whole_line(&line)? else { continue };
         let access = match Access::of(bytes) {
             Ok(access) => access,
             Err(mistake) => {
@@ -45,7 +36,11 @@ pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Int
         };
         if last.0 != access.time {
             match instant::parse_access_time(access.time) {
-                Ok(time_us) => last = (access.time.to_vec(), time_us),
+                Ok(time_us) => {
+                    last.0.clear();
+                    last.0.extend_from_slice(access.time);
+                    last.1 = time_us;
+                }
                 Err(fix) => {
                     let time = String::from_utf8_lossy(access.time);
                     intake.refuse_request(line, &Mistake::new("time", &time, fix))?;
@@ -108,8 +103,8 @@ impl<'a> Access<'a> {
 
     fn of(line: &'a [u8]) -> Result<Access<'a>, Mistake> {
         let wrong = |fix: &str| Mistake::new("line", &String::from_utf8_lossy(line), fix);
-        let (who, request) = split(line, b"] \"").ok_or_else(|| wrong(SHAPE))?;
-        let opened = who.iter().rposition(|&byte| byte == b'[').ok_or_else(|| wrong(SHAPE))?;
+        let (who, request) = at_request(line).ok_or_else(|| wrong(SHAPE))?;
+        let opened = memrchr(b'[', who).ok_or_else(|| wrong(SHAPE))?;
         let (who, time) = (&who[..opened], &who[opened + 1..]);
         let mut fields = who.trim_ascii_end().splitn(3, |&byte| byte == b' ');
         let (Some(client @ [_, ..]), Some(ident), Some(user)) = (fields.next(), fields.next(), fields.next())
@@ -199,20 +194,24 @@ fn given(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
     (text != "-").then_some(text)
 }
 
-fn split<'a>(bytes: &'a [u8], by: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
-    let at = bytes.windows(by.len()).position(|window| window == by)?;
-    Some((&bytes[..at], &bytes[at + by.len()..]))
+/// What stands before the first `] "`, and behind it.
+fn at_request(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    const MARK: &[u8] = b"] \"";
+    let at = memchr_iter(b']', line).find(|&at| line[at..].starts_with(MARK))?;
+    Some((&line[..at], &line[at + MARK.len()..]))
 }
 
 /// A text up to its closing quote, and what follows.
 fn quoted(bytes: &[u8]) -> Option<(Cow<'_, str>, &[u8])> {
-    let mut escaped = false;
-    let end = bytes.iter().position(|&byte| {
-        let is_end = byte == b'"' && !escaped;
-        escaped = byte == b'\\' && !escaped;
-        is_end
-    })?;
-    Some((text(&bytes[..end]), &bytes[end + 1..]))
+    let mut end = 0;
+    loop {
+        end += memchr2(b'"', b'\\', bytes.get(end..)?)?;
+        if bytes[end] == b'"' {
+            return Some((text(&bytes[..end]), &bytes[end + 1..]));
+        }
+        // Whatever it escapes is no end.
+        end += 2;
+    }
 }
 
 /// A text without its escapes. What is not UTF-8 then is shown as far as it can be.

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::io::{self, BufRead};
 
 use csv::{ByteRecord, Reader, ReaderBuilder};
+use memchr::{memchr_iter, memchr2};
 use smallvec::SmallVec;
 
 use super::intake::{Entry, Intake};
@@ -45,14 +46,15 @@ pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Int
             Some(columns) => intake.take(line, columns.split(record))?,
         }
     }
-    read_quoted(Records::from_current(lines), columns, name, intake)
+    let records = Records::from_current(lines).map_err(|error| Failure::reading(name, &error))?;
+    read_quoted(records, columns, name, intake)
 }
 
 /// A line without its end, if it is a record by itself: it has no quotes, and no carriage return but at its end.
 fn plain(line: &[u8]) -> Option<&[u8]> {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    (!line.contains(&b'"') && !line.contains(&b'\r')).then_some(line)
+    memchr2(b'"', b'\r', line).is_none().then_some(line)
 }
 
 fn empty(name: &str) -> Failure {
@@ -169,8 +171,34 @@ impl Columns {
 
     /// The fields of a line without quotes.
     fn split<'a>(&self, line: &'a [u8]) -> Result<Entry<'a>, Mistake> {
-        let fields: SmallVec<[&[u8]; 16]> = line.split(|&byte| byte == b',').collect();
-        self.entry(fields.len(), |index| fields.get(index).copied())
+        // The line is looked at once for being text, which its fields then are. Only where it is none, each is looked at.
+        let Ok(text) = str::from_utf8(line) else {
+            let fields: SmallVec<[&[u8]; 16]> = line.split(|&byte| byte == b',').collect();
+            return self.entry(fields.len(), |index| fields.get(index).copied());
+        };
+        let mut fields: SmallVec<[&str; 16]> = SmallVec::new();
+        let mut start = 0;
+        for end in memchr_iter(b',', line).chain([line.len()]) {
+            fields.push(&text[start..end]);
+            start = end + 1;
+        }
+        if fields.len() > self.count {
+            return Err(self.too_many(fields[self.count]));
+        }
+        let trimmed = |index: usize| fields.get(index).map(|text| trim(text));
+        Ok(Entry {
+            time: trimmed(self.time).map(Cow::Borrowed),
+            limit: trimmed(self.limit).map(Cow::Borrowed),
+            key: fields.get(self.key).copied().map(Cow::Borrowed),
+            cost: self.cost.and_then(trimmed).filter(|text| !text.is_empty()).map(Cow::Borrowed),
+        })
+    }
+
+    /// A line that has a field beyond those of the header.
+    fn too_many(&self, extra: &str) -> Mistake {
+        let fix =
+            format!("stands beyond the {} columns of the header; quote fields that hold commas", self.count);
+        Mistake::new("line", extra, fix)
     }
 
     /// The fields of a record of so many.
@@ -180,19 +208,14 @@ impl Columns {
         field: impl Fn(usize) -> Option<&'a [u8]>,
     ) -> Result<Entry<'a>, Mistake> {
         if count > self.count {
-            let extra = String::from_utf8_lossy(field(self.count).unwrap_or_default()).into_owned();
-            let fix = format!(
-                "stands beyond the {} columns of the header; quote fields that hold commas",
-                self.count
-            );
-            return Err(Mistake::new("line", &extra, fix));
+            return Err(self.too_many(&String::from_utf8_lossy(field(self.count).unwrap_or_default())));
         }
         let text = |name: &'static str, index: usize| match field(index) {
             None => Ok(None),
             Some(bytes) => str::from_utf8(bytes).map(Some).map_err(|_| Mistake::not_utf8(name, bytes)),
         };
         // A blank beside a comma is no part of a number or a name; in a key it may be.
-        let trimmed = |field, index| Ok(text(field, index)?.map(|text| Cow::Borrowed(text.trim())));
+        let trimmed = |field, index| Ok(text(field, index)?.map(|text| Cow::Borrowed(trim(text))));
         Ok(Entry {
             time: trimmed("time", self.time)?,
             limit: trimmed("limit", self.limit)?,
@@ -203,6 +226,13 @@ impl Columns {
             },
         })
     }
+}
+
+/// A text without white space around it. Nearly none has any, and Unicode's is looked for only beside what is not ASCII.
+fn trim(text: &str) -> &str {
+    let is_graphic = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_graphic);
+    let bytes = text.as_bytes();
+    if is_graphic(bytes.first()) && is_graphic(bytes.last()) { text } else { text.trim() }
 }
 
 #[cfg(test)]
@@ -269,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_header_that_lacks_a_column_is_refused() {
-        for (text, said) in [
+        for (text, expected) in [
             ("time,limit,user", "no column key; name the columns time, limit, key"),
             ("1700000000,api,user:1", "no column time;"),
             ("Time,limit,key", "no column time;"),
@@ -278,7 +308,7 @@ mod tests {
             ("time,limit,key,cost,cost", "the column cost stands twice"),
         ] {
             let error = header(text).unwrap_err();
-            assert!(error.starts_with(said), "{text}: {error}");
+            assert!(error.starts_with(expected), "{text}: {error}");
         }
     }
 }

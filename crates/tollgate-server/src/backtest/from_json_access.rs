@@ -17,7 +17,7 @@ use super::from_combined::{Access, Requested};
 use super::from_jsonl::{Name, given, invalid_json, text, text_or_number};
 use super::instant;
 use super::intake::Intake;
-use super::lines::{Line, Lines, TOO_LONG};
+use super::lines::Lines;
 use super::mistake::Mistake;
 use crate::failure::Failure;
 
@@ -25,17 +25,7 @@ use crate::failure::Failure;
 pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Intake) -> Result<(), Failure> {
     intake.begin_access_log();
     while let Some(line) = lines.next_line().map_err(|error| Failure::reading(name, &error))? {
-        let (line, bytes) = match line {
-            Line::Whole(line, bytes) => (line, bytes.trim_ascii()),
-            Line::TooLong(line, start) => {
-                let mistake = Mistake::new("line", &String::from_utf8_lossy(start), TOO_LONG);
-                intake.refuse_request(line, &mistake)?;
-                continue;
-            }
-        };
-        if bytes.is_empty() {
-            continue;
-        }
+        let Some((line, bytes)) = intake.whole_line(&line)? else { continue };
         match object(bytes).and_then(|object| Ok((object.time_us()?, object.access()?))) {
             Ok((time_us, access)) => intake.take_request(line, time_us, &access)?,
             Err(mistake) => intake.refuse_request(line, &mistake)?,

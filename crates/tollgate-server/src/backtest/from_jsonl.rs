@@ -81,8 +81,8 @@ fn object(bytes: &[u8]) -> Result<Object<'_>, Mistake> {
 /// For a line that is no object of the kind that is read.
 pub(super) fn invalid_json(line: &str, error: &serde_json::Error) -> Mistake {
     // Each line is a text of its own, so the line that serde_json counts says nothing.
-    let said = error.to_string().replace(" at line 1 column ", " at column ");
-    Mistake::wrong_type("line", line, format!("write one JSON object a line ({said})"))
+    let message = error.to_string().replace(" at line 1 column ", " at column ");
+    Mistake::wrong_type("line", line, format!("write one JSON object a line ({message})"))
 }
 
 impl<'a> Object<'a> {
@@ -158,7 +158,7 @@ fn key(raw: &str) -> Result<Cow<'_, str>, Mistake> {
     if !raw.starts_with('{') {
         return text("key", raw);
     }
-    let wrong = |said: String| Mistake::wrong_type("key", raw, said);
+    let wrong = |message: String| Mistake::wrong_type("key", raw, message);
     let parts: Parts<'_> = serde_json::from_str(raw).map_err(|_| {
         wrong("an object key has the texts namespace, key and, optionally, version".to_string())
     })?;

@@ -111,7 +111,8 @@ fn write_page(out: &mut String, replayed: &[Replayed]) -> fmt::Result {
         several => {
             comparison(out, several)?;
             for (number, one) in (1..).zip(several) {
-                writeln!(out, "<h2 class=\"policy-name\"><bdi>{}</bdi></h2>", Escaped(&one.sources.title))?;
+                let title = Escaped(&one.sources.title);
+                writeln!(out, "<h2 class=\"policy-name\" id=\"policy-{number}\"><bdi>{title}</bdi></h2>")?;
                 policy_sections(out, one, &format!("-{number}"))?;
             }
         }
@@ -126,12 +127,9 @@ fn write_page(out: &mut String, replayed: &[Replayed]) -> fmt::Result {
 /// All that there is to show of one policy. `ids` ends the ids of its headings, so that none is there twice.
 fn policy_sections(out: &mut String, replayed: &Replayed, ids: &str) -> fmt::Result {
     let Replayed { summary, sources, .. } = replayed;
-    sums(out, summary)?;
+    sums(out, summary, ids)?;
     if let Some(line) = &summary.over_time {
-        write!(
-            out,
-            "<section class=\"limit all\" aria-labelledby=\"over-time{ids}\">\n<h2 id=\"over-time{ids}\">Over time</h2>\n"
-        )?;
+        open_section(out, "limit all", "over-time", ids, "Over time")?;
         chart::figure(out, line, "All requests")?;
         out.push_str("</section>\n");
     }
@@ -140,6 +138,16 @@ fn policy_sections(out: &mut String, replayed: &Replayed, ids: &str) -> fmt::Res
     denied_most(out, summary, ids)?;
     policy(out, sources, ids)?;
     read(out, summary, sources, ids)
+}
+
+/// Begins a section with its heading. Beside other policies it is named by its policy too, so that no two sections have one name.
+fn open_section(out: &mut String, class: &str, id: &str, ids: &str, heading: &str) -> fmt::Result {
+    let policy = if ids.is_empty() { String::new() } else { format!("policy{ids} ") };
+    let class = if class.is_empty() { String::new() } else { format!("class=\"{class}\" ") };
+    write!(
+        out,
+        "<section {class}aria-labelledby=\"{policy}{id}{ids}\">\n<h2 id=\"{id}{ids}\">{heading}</h2>\n"
+    )
 }
 
 /// Several policies side by side.
@@ -179,8 +187,11 @@ fn comparison(out: &mut String, replayed: &[Replayed]) -> fmt::Result {
 }
 
 /// The numbers that everybody asks for first.
-fn sums(out: &mut String, summary: &Summary) -> fmt::Result {
-    out.push_str("<section class=\"sums\" aria-label=\"In all\">\n<p>");
+fn sums(out: &mut String, summary: &Summary, ids: &str) -> fmt::Result {
+    match ids {
+        "" => out.push_str("<section class=\"sums\" aria-label=\"In all\">\n<p>"),
+        ids => write!(out, "<section class=\"sums\" aria-labelledby=\"policy{ids}\">\n<p>")?,
+    }
     match (summary.from_us, summary.to_us) {
         (Some(from), Some(to)) => write!(out, "{} to {} ({})", stamp(from), stamp(to), span(to - from))?,
         _ => out.push_str("Nothing in the log met a limit."),
@@ -222,7 +233,7 @@ fn sum(out: &mut String, class: &str, word: &str, number: &str) -> fmt::Result {
 fn limits(out: &mut String, summary: &Summary, ids: &str) -> fmt::Result {
     let (met, unmet): (Vec<&LimitTally>, Vec<&LimitTally>) =
         summary.limits.iter().partition(|limit| limit.requests > 0);
-    write!(out, "<section aria-labelledby=\"limits{ids}\">\n<h2 id=\"limits{ids}\">Limits</h2>\n")?;
+    open_section(out, "", "limits", ids, "Limits")?;
     if !met.is_empty() {
         out.push_str("<div class=\"limits\">\n");
         for limit in met {
@@ -281,10 +292,7 @@ fn is_denied(class: &str) -> &'static str {
 }
 
 fn denied_most(out: &mut String, summary: &Summary, ids: &str) -> fmt::Result {
-    write!(
-        out,
-        "<section class=\"panel\" aria-labelledby=\"denied-most{ids}\">\n<h2 id=\"denied-most{ids}\">Denied most</h2>\n"
-    )?;
+    open_section(out, "panel", "denied-most", ids, "Denied most")?;
     if summary.most_denied.is_empty() {
         out.push_str("<p>Nobody was denied.</p>\n</section>\n");
         return Ok(());
@@ -313,10 +321,7 @@ fn denied_most(out: &mut String, summary: &Summary, ids: &str) -> fmt::Result {
 /// The routes and the overrides, where there are any.
 fn policy(out: &mut String, sources: &Sources, ids: &str) -> fmt::Result {
     if !sources.routes.is_empty() {
-        write!(
-            out,
-            "<section class=\"panel\" aria-labelledby=\"routes{ids}\">\n<h2 id=\"routes{ids}\">Which requests of access logs meet which limit</h2>\n"
-        )?;
+        open_section(out, "panel", "routes", ids, "Which requests of access logs meet which limit")?;
         begin_table(out, "words", &["limit", "requests"])?;
         for (limit, words) in &sources.routes {
             writeln!(out, "<tr><td>{}</td><td><bdi>{}</bdi></td></tr>", Escaped(limit), Escaped(words))?;
@@ -324,10 +329,7 @@ fn policy(out: &mut String, sources: &Sources, ids: &str) -> fmt::Result {
         out.push_str("</tbody></table></div>\n</section>\n");
     }
     if !sources.overrides.is_empty() {
-        write!(
-            out,
-            "<section class=\"panel\" aria-labelledby=\"overrides{ids}\">\n<h2 id=\"overrides{ids}\">Keys with a limit of their own</h2>\n"
-        )?;
+        open_section(out, "panel", "overrides", ids, "Keys with a limit of their own")?;
         begin_table(out, "words", &["limit", "key", "instead"])?;
         for (limit, key, words) in sources.overrides.iter().take(MOST_OVERRIDES) {
             writeln!(
@@ -345,8 +347,8 @@ fn policy(out: &mut String, sources: &Sources, ids: &str) -> fmt::Result {
     Ok(())
 }
 
-fn more(out: &mut String, all: usize, told: usize) -> fmt::Result {
-    match all.saturating_sub(told) {
+fn more(out: &mut String, all: usize, shown: usize) -> fmt::Result {
+    match all.saturating_sub(shown) {
         0 => Ok(()),
         left => writeln!(out, "<p class=\"faint\">And {} more.</p>", grouped(left as u64)),
     }
@@ -354,10 +356,8 @@ fn more(out: &mut String, all: usize, told: usize) -> fmt::Result {
 
 /// What was read.
 fn read(out: &mut String, summary: &Summary, sources: &Sources, ids: &str) -> fmt::Result {
-    write!(
-        out,
-        "<section class=\"panel\" aria-labelledby=\"read{ids}\">\n<h2 id=\"read{ids}\">What was read</h2>\n<dl class=\"sources\">\n"
-    )?;
+    open_section(out, "panel", "read", ids, "What was read")?;
+    out.push_str("<dl class=\"sources\">\n");
     writeln!(out, "<div><dt>config</dt><dd><bdi>{}</bdi></dd></div>", Escaped(&sources.config))?;
     writeln!(out, "<div><dt>{}</dt>", if sources.logs.len() == 1 { "log" } else { "logs" })?;
     for log in sources.logs.iter().take(MOST_LOGS) {

@@ -21,8 +21,74 @@ const NO_EXPONENT: Fix = "write the digits out, without an exponent";
 const ACCESS: Fix = "write a time such as 10/Oct/2000:13:55:36 -0700";
 const NO_SUCH: Fix = "write a day and an hour that exist";
 
-/// The instant that `text` says, in microseconds since 1970, or what to write instead.
-pub(super) fn parse(text: &str) -> Result<u64, Fix> {
+/// The instant that `text` says, in microseconds since 1970, or what to write instead. The forms that nearly all logs have are read by
+/// [`parse_usual`], and everything else by the rules.
+pub(crate) fn parse(text: &str) -> Result<u64, Fix> {
+    parse_usual(text.as_bytes()).map_or_else(|| parse_any(text), Ok)
+}
+
+/// Ten digits of UNIX seconds, or RFC 3339 in UTC, with up to six decimals; `None` for all that looks otherwise, also where it is wrong.
+fn parse_usual(text: &[u8]) -> Option<u64> {
+    const DATE: usize = "2024-05-01T12:00:00".len();
+    if let Some((date_time, rest)) = text.split_at_checked(DATE)
+        && let [decimals @ .., b'Z'] = rest
+    {
+        return Some(usual_date_time(date_time)? * 1_000_000 + usual_decimals(decimals)?);
+    }
+    let (seconds, decimals) = text.split_at_checked(10)?;
+    Some(digits(seconds)? * 1_000_000 + usual_decimals(decimals)?)
+}
+
+/// Seconds since 1970 of `2024-05-01T12:00:00`, if that day and that time exist. Leap seconds are for the rules.
+fn usual_date_time(text: &[u8]) -> Option<u64> {
+    let &[y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1, b'T', h0, h1, b':', n0, n1, b':', s0, s1] = text else {
+        return None;
+    };
+    let (year, month, day) = (digits(&[y0, y1, y2, y3])?, digits(&[m0, m1])?, digits(&[d0, d1])?);
+    let (hour, minute, second) = (digits(&[h0, h1])?, digits(&[n0, n1])?, digits(&[s0, s1])?);
+    if !(1970..=9998).contains(&year) || hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let length = match month {
+        1 | 3 | 5 | 7 | 8 | 10 | 12 => 31,
+        4 | 6 | 9 | 11 => 30,
+        2 => 28 + u64::from(is_leap),
+        _ => return None,
+    };
+    if !(1..=length).contains(&day) {
+        return None;
+    }
+    // Days before the year, before the month in a year without a leap day, and the leap day of this year once it is past.
+    let past = year - 1;
+    const EPOCH: u64 = 1969 * 365 + 1969 / 4 - 1969 / 100 + 1969 / 400;
+    const BEFORE: [u64; 13] = [0, 0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
+    let before = *BEFORE.get(usize::try_from(month).ok()?)? + u64::from(is_leap && month > 2);
+    let days = past * 365 + past / 4 - past / 100 + past / 400 - EPOCH + before + day - 1;
+    Some(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+/// The microseconds of nothing, or of a dot and one to six digits.
+fn usual_decimals(text: &[u8]) -> Option<u64> {
+    const SCALE: [u64; 7] = [0, 100_000, 10_000, 1_000, 100, 10, 1];
+    match text {
+        [] => Some(0),
+        [b'.', decimals @ ..] if !decimals.is_empty() => {
+            SCALE.get(decimals.len()).and_then(|scale| Some(digits(decimals)? * scale))
+        }
+        _ => None,
+    }
+}
+
+/// A number of at most ten digits.
+fn digits(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0, |sum: u64, byte| {
+        let digit = byte.wrapping_sub(b'0');
+        (digit < 10).then(|| sum * 10 + u64::from(digit))
+    })
+}
+
+fn parse_any(text: &str) -> Result<u64, Fix> {
     let digits_and_dots = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_digit())
             && text.bytes().all(|b| b.is_ascii_digit() || b == b'.')
@@ -134,7 +200,29 @@ pub(super) fn parse_access_time(text: &[u8]) -> Result<u64, Fix> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// What is read quickly is what the rules read, whatever it is, and the usual forms are read quickly.
+        #[test]
+        fn both_ways_to_read_a_time_are_one(
+            text in "[0-9]{9,11}(\\.[0-9]{0,7})?|[012][0-9]{3}-[0-3][0-9]-[0-3][0-9][T ][0-2][0-9]:[0-6][0-9]:[0-6][0-9](\\.[0-9]{0,7})?[Zz+]|\\PC{0,30}",
+        ) {
+            if let Some(quickly) = parse_usual(text.as_bytes()) {
+                prop_assert_eq!(Ok(quickly), parse_any(&text), "{:?}", text);
+            }
+        }
+
+        #[test]
+        fn every_day_is_read_as_the_calendar_has_it(
+            year in 1970i16..9999, month in 1i8..=12, day in 1i8..=31, second in 0u64..86_400, micros in 0u64..1_000_000,
+        ) {
+            let text = format!("{year}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{micros:06}Z", second / 3_600, second / 60 % 60, second % 60);
+            prop_assert_eq!(parse_usual(text.as_bytes()), parse_any(&text).ok(), "{:?}", text);
+        }
+    }
 
     #[test]
     fn times_are_read_exactly() {

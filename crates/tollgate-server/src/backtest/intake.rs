@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
+use foldhash::fast;
 use tollgate::Key;
 use tollgate::config::Config;
 use tollgate::route::Routes;
@@ -17,6 +18,7 @@ use tollgate_llm::LlmConfig;
 use super::from_combined::Access;
 use super::from_trail::Call;
 use super::instant;
+use super::lines::{Line, TOO_LONG};
 use super::mistake::{Mistake, SHOWN};
 use super::traffic::{Request, Traffic};
 use crate::failure::{Failure, print_line};
@@ -64,7 +66,7 @@ pub(super) enum BadValues {
 
 /// The requests read so far, and what could not be read.
 pub(super) struct Intake {
-    limits: HashMap<String, u16>,
+    limits: HashMap<String, u16, fast::RandomState>,
     /// The names of all limits, for messages.
     known: String,
     /// Which limits a request of an access log meets.
@@ -111,7 +113,7 @@ impl Intake {
         bad_lines: BadLines,
         bad_values: BadValues,
     ) -> Result<Intake, Failure> {
-        let mut ids = HashMap::new();
+        let mut ids = HashMap::default();
         for (index, name) in limits.iter().enumerate() {
             let index = u16::try_from(index)
                 .map_err(|_| Failure::new("a backtest takes at most 65,536 limits; split the config"))?;
@@ -269,6 +271,19 @@ impl Intake {
         self.progress.at("reading", self.seen);
     }
 
+    /// A line of an access log and its number, without the spaces around it. `None` if it is empty, or too long and therefore refused.
+    pub(super) fn whole_line<'a>(&mut self, line: &Line<'a>) -> Result<Option<(u64, &'a [u8])>, Failure> {
+        match *line {
+            Line::Whole(line, bytes) => {
+                Ok(Some((line, bytes.trim_ascii())).filter(|(_, bytes)| !bytes.is_empty()))
+            }
+            Line::TooLong(line, start) => {
+                let mistake = Mistake::new("line", &String::from_utf8_lossy(start), TOO_LONG);
+                self.refuse_request(line, &mistake).map(|()| None)
+            }
+        }
+    }
+
     /// Refuses a line of an access log. An `Err` ends the reading.
     pub(super) fn refuse_request(&mut self, line: u64, mistake: &Mistake) -> Result<(), Failure> {
         self.seen += 1;
@@ -422,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_told_with_file_line_field_value_and_fix() {
+    fn a_bad_line_is_reported_with_file_line_field_value_and_fix() {
         let none = Entry::default;
         for (entry, reported) in [
             (entry("noon", "api", "u", None), "log.csv:7: time = \"noon\": write RFC 3339"),

@@ -6,6 +6,8 @@
 
 use std::io::{self, BufRead, Read};
 
+use memchr::memchr;
+
 use crate::failure::reason;
 
 /// The longest line, and the longest record: no log has one, but a file that is no log may, and so does a quote left open.
@@ -15,7 +17,10 @@ pub(super) const MAX_LINE: usize = 1024 * 1024;
 pub(super) struct Lines<R> {
     input: R,
     line: u64,
+    /// A line that does not lie whole in the buffer of the input.
     buffer: Vec<u8>,
+    /// How many bytes of the input's buffer are the line that was handed out last.
+    handed_out: usize,
 }
 
 impl<R: BufRead> Lines<R> {
@@ -24,17 +29,40 @@ impl<R: BufRead> Lines<R> {
         if input.fill_buf()?.starts_with(b"\xef\xbb\xbf") {
             input.consume(3);
         }
-        Ok(Lines { input, line: 0, buffer: Vec::new() })
-    }
-
-    /// The line that was handed out last.
-    fn current(&self) -> (u64, &[u8]) {
-        (self.line, &self.buffer)
+        Ok(Lines { input, line: 0, buffer: Vec::new(), handed_out: 0 })
     }
 
     /// The next line with its number, from 1 on, and its line break; `None` at the end. A line that is too long is passed over
-    /// without being held, and its beginning is handed out in its place.
+    /// without being held, and its beginning is handed out in its place. Nearly all lines are handed out where they lie.
     pub(super) fn next_line(&mut self) -> io::Result<Option<Line<'_>>> {
+        self.input.consume(std::mem::take(&mut self.handed_out));
+        let end =
+            self.input.fill_buf().map_err(|error| after(self.line, error)).map(|all| memchr(b'\n', all))?;
+        match end {
+            Some(end) if end < MAX_LINE => {
+                self.line += 1;
+                self.handed_out = end + 1;
+                // The same bytes again, because nothing was consumed.
+                let whole = self.input.fill_buf().map_err(|error| after(self.line, error))?;
+                Ok(Some(Line::Whole(self.line, &whole[..=end])))
+            }
+            _ => self.next_copied(),
+        }
+    }
+
+    /// Copies the line that was handed out last.
+    fn copy_current(&mut self) -> io::Result<()> {
+        if self.handed_out > 0 {
+            self.buffer.clear();
+            self.buffer.extend_from_slice(&self.input.fill_buf()?[..self.handed_out]);
+            self.input.consume(std::mem::take(&mut self.handed_out));
+        }
+        Ok(())
+    }
+
+    /// The next line, copied.
+    fn next_copied(&mut self) -> io::Result<Option<Line<'_>>> {
+        self.input.consume(std::mem::take(&mut self.handed_out));
         self.buffer.clear();
         let read = self.input.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut self.buffer);
         let read = read.map_err(|error| after(self.line, error))?;
@@ -102,8 +130,9 @@ impl<R: BufRead> Records<R> {
     }
 
     /// From the line on that was handed out last.
-    pub(super) fn from_current(lines: Lines<R>) -> Self {
-        Records { is_given: true, ..Records::new(lines) }
+    pub(super) fn from_current(mut lines: Lines<R>) -> io::Result<Self> {
+        lines.copy_current()?;
+        Ok(Records { is_given: true, ..Records::new(lines) })
     }
 
     /// Says that the next line which is not blank begins a record.
@@ -147,9 +176,9 @@ impl<R: BufRead> Read for Records<R> {
         if self.is_given || self.taken == self.lines.buffer.len() {
             self.taken = 0;
             let (number, line) = if std::mem::take(&mut self.is_given) {
-                self.lines.current()
+                (self.lines.line, &*self.lines.buffer)
             } else {
-                match self.lines.next_line()? {
+                match self.lines.next_copied()? {
                     None => return Ok(0),
                     Some(Line::TooLong(number, _)) => return Err(too_long(number)),
                     Some(Line::Whole(number, line)) => (number, line),

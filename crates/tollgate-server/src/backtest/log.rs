@@ -18,7 +18,7 @@ const LOOKED_AT: usize = 5;
 /// a rotation, is passed over, unless it was said how the logs are written.
 pub(super) fn read(
     path: &Path,
-    asked: &Logs,
+    args: &Logs,
     config: &str,
     read: &ReadBytes,
     intake: &mut Intake,
@@ -26,13 +26,13 @@ pub(super) fn read(
     let name = source::name(path);
     let failed = |error: io::Error| Failure::reading(&name, &error);
     let mut input = unpacked(source::open_counted(path, read)?).map_err(failed)?;
-    let beginning = match asked.format {
+    let beginning = match args.format {
         Format::Auto => beginning(&mut input).map_err(failed)?,
         _ => Vec::new(),
     };
-    let format = match asked.format {
+    let format = match args.format {
         Format::Auto
-            if asked.logs.len() > 1
+            if args.logs.len() > 1
                 && texts(&beginning).next().is_none()
                 && is_at_end(&mut input).map_err(failed)? =>
         {
@@ -93,7 +93,7 @@ fn texts(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// The format by the file's name, or else by the first line that reads as one of them.
-fn guess(path: &Path, beginning: &[u8]) -> Format {
+pub(super) fn guess(path: &Path, beginning: &[u8]) -> Format {
     let extension = |path: &Path| {
         path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_ascii_lowercase()
     };

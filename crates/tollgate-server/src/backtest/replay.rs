@@ -163,9 +163,9 @@ impl Gate {
                 (true, true) => Ending::Allowed,
                 (true, false) => Ending::WouldDeny,
                 (false, false) if !answered.is_shadow() => Ending::Denied,
-                (false, _) => Ending::DeniedElsewhere,
+                (false, _) => Ending::DeniedByOther,
             };
-            if ending == Ending::DeniedElsewhere && outcome.allowed {
+            if ending == Ending::DeniedByOther && outcome.allowed {
                 // It answered as if charged, and was not.
                 let stands = *limit(part).limiter.status(keys.text(part.key)).numbers();
                 (outcome.remaining, outcome.reset_after) = (stands.remaining, stands.reset_after);

@@ -146,10 +146,10 @@ fn sentence(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()>
 }
 
 fn limits(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
-    let (met, unmet): (Vec<&LimitTally>, Vec<&LimitTally>) =
+    let (charged, uncharged): (Vec<&LimitTally>, Vec<&LimitTally>) =
         summary.limits.iter().partition(|limit| limit.requests > 0);
     // Only where it happened: most tables do not need the column.
-    let has_others = met.iter().any(|limit| limit.denied_by_others > 0);
+    let has_others = charged.iter().any(|limit| limit.denied_by_others > 0);
     let mut columns = vec![
         ("LIMIT", Side::Left),
         ("REQUESTS", Side::Right),
@@ -163,7 +163,7 @@ fn limits(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
         columns.insert(6, ("DENIED BY OTHERS", Side::Right));
     }
     let mut table = Table::new(&columns);
-    for limit in met {
+    for limit in charged {
         let denied_tone = if limit.denied > 0 { Tone::Bad } else { Tone::Plain };
         let rule = match limit.would_deny {
             0 => limit.rule.clone(),
@@ -185,8 +185,8 @@ fn limits(summary: &Summary, out: &mut impl Write, ink: Ink) -> io::Result<()> {
     }
     writeln!(out)?;
     table.print(out, ink, 0)?;
-    if !unmet.is_empty() {
-        let names: Vec<&str> = unmet.iter().map(|limit| limit.limit.as_str()).collect();
+    if !uncharged.is_empty() {
+        let names: Vec<&str> = uncharged.iter().map(|limit| limit.limit.as_str()).collect();
         writeln!(
             out,
             "{}",
@@ -262,7 +262,7 @@ fn over_time(line: &Timeline, out: &mut impl Write, ink: Ink) -> io::Result<()> 
     Ok(())
 }
 
-/// How to write the start of a bucket: as short as it can be told from the others.
+/// How to write the start of a bucket: as short as it stays distinct from the others.
 pub(super) fn label(line: &Timeline) -> &'static str {
     const SECOND: u64 = 1_000_000;
     const DAY: u64 = 86_400 * SECOND;

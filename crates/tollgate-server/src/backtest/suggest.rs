@@ -30,7 +30,7 @@ const CURVE: [u64; 8] = [0, 100, 500, 1_000, 2_000, 5_000, 10_000, 25_000];
 /// A whole, in thousandths of a per cent.
 const WHOLE: u64 = 100_000;
 
-/// The share that is asked for where none is named: 1 %.
+/// The default share: 1 %.
 const DEFAULT: u64 = 1_000;
 
 /// What may be denied.
@@ -74,28 +74,27 @@ struct Point {
     number: Option<u64>,
 }
 
-/// Does what was asked.
-pub(crate) fn run(asked: &SuggestArgs) -> Result<(), Failure> {
-    let (of, target) = match (&asked.keys, &asked.requests) {
+/// Runs the command.
+pub(crate) fn run(args: &SuggestArgs) -> Result<(), Failure> {
+    let (of, target) = match (&args.keys, &args.requests) {
         (_, Some(text)) => (Of::Requests, per_cent(text)?),
         (Some(text), None) => (Of::Keys, per_cent(text)?),
         (None, None) => (Of::Keys, DEFAULT),
     };
-    let window = asked.window.as_deref().map(window).transpose()?;
-    let crate::config::Config { gate: config, llm, .. } = validate::load(&asked.config)?;
+    let window = args.window.as_deref().map(window).transpose()?;
+    let crate::config::Config { gate: config, llm, .. } = validate::load(&args.config)?;
     let rules: Vec<Rule> = config.policy.rules().to_vec();
     let known = |name: &&String| !rules.iter().any(|rule| rule.name() == **name);
-    if let Some(unknown) = asked.limits.iter().find(known) {
+    if let Some(unknown) = args.limits.iter().find(known) {
         let names: Vec<&str> = rules.iter().map(Rule::name).collect();
         return Err(Failure::new(format!(
             "there is no limit {unknown:?}; the config has {}",
             names.join(", ")
         )));
     }
-    let (harvest, ..) = super::read(&asked.log, &source::name(&asked.config), config, llm)?;
+    let (harvest, ..) = super::read(&args.log, &source::name(&args.config), config, llm)?;
     let groups = Groups::of(&harvest.traffic);
-    let is_asked =
-        |rule: &Rule| asked.limits.is_empty() || asked.limits.iter().any(|name| name == rule.name());
+    let is_asked = |rule: &Rule| args.limits.is_empty() || args.limits.iter().any(|name| name == rule.name());
     let found: Vec<Suggested> = (0u16..)
         .zip(&rules)
         .filter(|(_, rule)| is_asked(rule))
@@ -107,7 +106,7 @@ pub(crate) fn run(asked: &SuggestArgs) -> Result<(), Failure> {
         ));
     }
     let out = &mut io::BufWriter::new(io::stdout().lock());
-    let printed = match asked.json {
+    let printed = match args.json {
         true => serde_json::to_writer(
             &mut *out,
             &serde_json::json!({ "denied": of, "per_cent": shown(target), "limits": found }),
@@ -174,7 +173,7 @@ fn suggest(
     };
     let bucket = configured.filter(|limit| matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)));
     let own = configured.filter(|limit| bucket.is_none() && !matches!(limit, Limit::Concurrency(_)));
-    let window = window.or(own.map(|limit| limit.window())).unwrap_or(Micros::from_secs(60));
+    let window = window.or(own.map(|limit| limit.window_us())).unwrap_or(Micros::from_secs(60));
     let mut ways: Vec<(&'static str, Option<Rate>, Make<'_>)> = vec![
         ("fixed_window", None, Box::new(move |number| Limit::fixed_window(number, window).ok())),
         ("sliding_window", None, Box::new(move |number| Limit::sliding_window(number, window).ok())),

@@ -1,8 +1,8 @@
 //! What the policy would have done, counted: in all, for each limit, for each key, over time.
 //!
-//! Each charge leaves a mark of eight bytes for each of its limits (the key, the limit, whether that denied). Sorted once at the
-//! end, the marks tell how many keys there were and who was denied most, without a table that grows with the keys. A request
-//! that meets several limits is one request, of each of its keys; it is denied by those of its limits that had no room.
+//! Each charge leaves a record of eight bytes for each of its limits (the key, the limit, whether that denied). Sorted once at the
+//! end, the records show how many keys there were and which were denied most, without a table that grows with the keys. A request
+//! that matches several routes is one request, of each of its keys; it is denied by those of its limits that had no room.
 
 use std::cmp::Reverse;
 
@@ -89,13 +89,13 @@ pub(super) enum Ending {
     /// Denied by this limit, and perhaps by others.
     Denied,
     /// Denied, though not by this limit.
-    DeniedElsewhere,
+    DeniedByOther,
 }
 
 /// Counts while the replay goes on.
 pub(super) struct Tally {
     limits: Vec<LimitTally>,
-    marks: Vec<Mark>,
+    records: Vec<ChargeRecord>,
     firsts: FirstDenials,
     sums: Sums,
     span: Option<(u64, u64)>,
@@ -114,18 +114,18 @@ struct Sums {
 
 /// One limit of a charge in eight bytes that sort by key, then by limit: 32 bits, 16 bits, and three that count.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Mark(u64);
+struct ChargeRecord(u64);
 
 /// The limit denied.
 const DENIED: u64 = 1;
-/// The first mark of its request with this key: it counts the request.
+/// The first record of its request with this key: it counts the request.
 const FIRST: u64 = 1 << 1;
 /// The first of its request with this key whose limit denied: it counts the denial.
 const FIRST_DENIED: u64 = 1 << 2;
 
-impl Mark {
-    fn new(key: u32, limit: u16, counts: u64) -> Mark {
-        Mark(u64::from(key) << 19 | u64::from(limit) << 3 | counts)
+impl ChargeRecord {
+    fn new(key: u32, limit: u16, counts: u64) -> ChargeRecord {
+        ChargeRecord(u64::from(key) << 19 | u64::from(limit) << 3 | counts)
     }
 
     fn key(self) -> u32 {
@@ -161,7 +161,7 @@ impl Tally {
         };
         Tally {
             limits: limits.into_iter().map(empty).collect(),
-            marks: Vec::with_capacity(requests.len()),
+            records: Vec::with_capacity(requests.len()),
             firsts: FirstDenials::default(),
             sums: Sums::default(),
             span,
@@ -171,7 +171,7 @@ impl Tally {
 
     /// Counts one request: what it owed under each of its limits, and what that limit said.
     pub(super) fn count(&mut self, request: &[Request], keys: &Keys, answers: &[Answer]) {
-        let marked = self.marks.len();
+        let before = self.records.len();
         let (mut denied, mut would_deny, mut delayed) = (false, false, false);
         for (part, answer) in request.iter().zip(answers) {
             let is_denied = answer.ending == Ending::Denied;
@@ -186,7 +186,7 @@ impl Tally {
             tally.denied += u64::from(is_denied);
             tally.would_deny += u64::from(answer.ending == Ending::WouldDeny);
             tally.delayed += u64::from(is_delayed);
-            tally.denied_by_others += u64::from(answer.ending == Ending::DeniedElsewhere);
+            tally.denied_by_others += u64::from(answer.ending == Ending::DeniedByOther);
             if let Some(line) = &mut tally.over_time {
                 let bucket = line.at(part.time_us);
                 bucket.allowed += u64::from(is_through);
@@ -195,16 +195,16 @@ impl Tally {
             }
             let key = keys.normal(part.key).index();
             let mut counts = if is_denied { DENIED | FIRST_DENIED } else { 0 } | FIRST;
-            for mark in self.marks[marked..].iter().filter(|mark| mark.key() == key) {
+            for record in self.records[before..].iter().filter(|record| record.key() == key) {
                 counts &= !FIRST;
-                if mark.counts(FIRST_DENIED) > 0 {
+                if record.counts(FIRST_DENIED) > 0 {
                     counts &= !FIRST_DENIED;
                 }
             }
             if is_denied {
                 self.firsts.note(key, part);
             }
-            self.marks.push(Mark::new(key, part.limit, counts));
+            self.records.push(ChargeRecord::new(key, part.limit, counts));
         }
         self.sums.requests += 1;
         self.sums.allowed += u64::from(!denied);
@@ -228,16 +228,16 @@ impl Tally {
         all_denied: &mut DeniedKeys,
     ) -> Result<Summary, Failure> {
         let keys = &harvest.traffic.keys;
-        self.marks.sort_unstable();
+        self.records.sort_unstable();
         let (mut distinct, mut distinct_denied) = (0, 0);
-        // (times denied, marks of the key), cut back to the foremost now and then, so that it stays short.
-        let mut denied_keys: Vec<(u64, &[Mark])> = Vec::new();
-        let name = |marks: &[Mark]| keys.text_at(marks[0].key());
-        let cut = |denied_keys: &mut Vec<(u64, &[Mark])>| {
+        // (times denied, records of the key), cut back to the foremost now and then, so that it stays short.
+        let mut denied_keys: Vec<(u64, &[ChargeRecord])> = Vec::new();
+        let name = |records: &[ChargeRecord]| keys.text_at(records[0].key());
+        let cut = |denied_keys: &mut Vec<(u64, &[ChargeRecord])>| {
             denied_keys.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| name(a.1).cmp(name(b.1))));
             denied_keys.truncate(MOST_DENIED);
         };
-        for of_key in self.marks.chunk_by(|one, next| one.key() == next.key()) {
+        for of_key in self.records.chunk_by(|one, next| one.key() == next.key()) {
             // A request without a key has none that could be counted.
             let counts = u64::from(name(of_key) != NO_KEY);
             distinct += counts;
@@ -259,7 +259,7 @@ impl Tally {
         cut(&mut denied_keys);
         let most_denied = denied_keys
             .into_iter()
-            .map(|(_, marks)| denied_key(marks, &self.limits, &self.firsts, keys, files, shown))
+            .map(|(_, records)| denied_key(records, &self.limits, &self.firsts, keys, files, shown))
             .collect();
         for tally in &mut self.limits {
             tally.denied_share = fraction(tally.denied, tally.requests);
@@ -288,40 +288,40 @@ impl Tally {
     }
 }
 
-/// A key that was denied, by its marks.
+/// A key that was denied, by its records.
 fn denied_key(
-    marks: &[Mark],
+    records: &[ChargeRecord],
     limits: &[LimitTally],
     firsts: &FirstDenials,
     keys: &Keys,
     files: &[String],
     shown: &ShownKeys,
 ) -> DeniedKey {
-    let key = marks[0].key();
+    let key = records[0].key();
     let first = firsts.of(key);
     let text = keys.text_at(key);
     DeniedKey {
         key: if text == NO_KEY { "(no key)".to_owned() } else { shown.show(text, text).into_owned() },
-        requests: counted(marks, FIRST),
-        denied: counted(marks, FIRST_DENIED),
+        requests: counted(records, FIRST),
+        denied: counted(records, FIRST_DENIED),
         first_denied_us: first.time_us,
         first_denied_line: first.line,
         first_denied_file: (files.len() > 1).then(|| files[usize::from(first.file)].clone()),
-        by: denied_by(marks, limits),
+        by: denied_by(records, limits),
     }
 }
 
-fn counted(marks: &[Mark], what: u64) -> u64 {
-    marks.iter().map(|mark| mark.counts(what)).sum()
+fn counted(records: &[ChargeRecord], what: u64) -> u64 {
+    records.iter().map(|record| record.counts(what)).sum()
 }
 
 /// Which limits denied a key, the one that did so most first.
-fn denied_by(marks: &[Mark], limits: &[LimitTally]) -> Vec<DeniedBy> {
-    let mut by: Vec<DeniedBy> = marks
+fn denied_by(records: &[ChargeRecord], limits: &[LimitTally]) -> Vec<DeniedBy> {
+    let mut by: Vec<DeniedBy> = records
         .chunk_by(|one, next| one.limit() == next.limit())
-        .map(|marks| DeniedBy {
-            limit: limits[marks[0].limit()].limit.clone(),
-            denied: counted(marks, DENIED),
+        .map(|records| DeniedBy {
+            limit: limits[records[0].limit()].limit.clone(),
+            denied: counted(records, DENIED),
         })
         .filter(|by| by.denied > 0)
         .collect();
@@ -340,12 +340,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_keep_what_they_are_given() {
+    fn records_keep_what_they_are_given() {
         for (key, limit, counts) in [(0, 0, 0), (u32::MAX, u16::MAX, DENIED), (7, 3, FIRST | FIRST_DENIED)] {
-            let mark = Mark::new(key, limit, counts);
-            assert_eq!((mark.key(), mark.limit()), (key, usize::from(limit)));
+            let record = ChargeRecord::new(key, limit, counts);
+            assert_eq!((record.key(), record.limit()), (key, usize::from(limit)));
             for what in [DENIED, FIRST, FIRST_DENIED] {
-                assert_eq!(mark.counts(what), u64::from(counts & what != 0));
+                assert_eq!(record.counts(what), u64::from(counts & what != 0));
             }
         }
     }
@@ -430,9 +430,9 @@ mod tests {
         let summary = tallied(&[
             // One key under both limits, denied by both, then by one.
             &[(0, 0, Ending::Denied), (0, 1, Ending::Denied)],
-            &[(0, 0, Ending::DeniedElsewhere), (0, 1, Ending::Denied)],
+            &[(0, 0, Ending::DeniedByOther), (0, 1, Ending::Denied)],
             // Two keys; only the one whose limit denies is denied.
-            &[(2, 0, Ending::Denied), (3, 1, Ending::DeniedElsewhere)],
+            &[(2, 0, Ending::Denied), (3, 1, Ending::DeniedByOther)],
             &[(2, 0, Ending::Allowed), (3, 1, Ending::WouldDeny)],
         ]);
         assert_eq!((summary.requests, summary.keys, summary.allowed, summary.denied), (4, 3, 1, 3));

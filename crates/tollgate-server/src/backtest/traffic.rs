@@ -7,6 +7,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
+use foldhash::quality;
+
 /// One line of a log, or what it owes under one of its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
@@ -34,7 +36,8 @@ impl KeyId {
 /// Each text that names a key, once.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    ids: HashMap<Rc<str>, KeyId>,
+    /// By a hash with a random seed: a log may be made up to have keys that collide.
+    ids: HashMap<Rc<str>, KeyId, quality::RandomState>,
     texts: Vec<Rc<str>>,
     /// For each text, the one that names the same key in its normal form.
     normal: Vec<KeyId>,
@@ -83,7 +86,7 @@ impl Keys {
 
     /// Forgets how to find texts: the replay only asks for them by id.
     pub(super) fn close(&mut self) {
-        self.ids = HashMap::new();
+        self.ids = HashMap::default();
     }
 }
 

@@ -199,8 +199,8 @@ mod tests {
         for (packed, format) in [(gzip(&long), "gzip"), (zstd(&long), "zstd")] {
             for end in [5, packed.len() / 2, packed.len() - 1] {
                 let error = read(&packed[..end], 8192).expect_err(format).to_string();
-                let said = format!("its {format} data is damaged or cut off (");
-                assert!(error.starts_with(&said), "{end}: {error}");
+                let message = format!("its {format} data is damaged or cut off (");
+                assert!(error.starts_with(&message), "{end}: {error}");
             }
             let mut checksum = packed.clone();
             let at = checksum.len() - if format == "gzip" { 8 } else { 4 };

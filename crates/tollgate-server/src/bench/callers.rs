@@ -1,6 +1,6 @@
 //! Callers of a shared store: tasks that each make one call after the other, and remove at the end what they wrote.
 //!
-//! They ask the registry, as a service would. Only what the store itself has answered counts as a check and has a latency; what
+//! They call the gate, as a service would. Only what the store itself has answered counts as a check and has a latency; what
 //! a fallback answered, at the speed of this process, is counted apart, and so is what nobody answered.
 
 use std::sync::Arc;
@@ -168,8 +168,8 @@ impl Scene {
 
     /// Removes every key that may have been written.
     pub(super) async fn remove(self: &Arc<Scene>) -> Removed {
-        let marks = (0..).zip(&self.written).filter(|(_, mark)| mark.load(Ordering::Relaxed));
-        let written: Arc<[u32]> = marks.map(|(number, _)| number).collect();
+        let numbers = (0..).zip(&self.written).filter(|(_, is_written)| is_written.load(Ordering::Relaxed));
+        let written: Arc<[u32]> = numbers.map(|(number, _)| number).collect();
         let next = Arc::new(AtomicUsize::new(0));
         let mut tasks = JoinSet::new();
         for _ in 0..REMOVERS {

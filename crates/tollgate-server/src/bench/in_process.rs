@@ -68,16 +68,16 @@ struct Run {
     latency_ns: Latency,
 }
 
-/// Does what was asked.
-pub(super) fn run(asked: &BenchArgs) -> Result<(), Failure> {
-    if asked.callers.is_some() {
+/// Runs the command.
+pub(super) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    if args.callers.is_some() {
         return Err(Failure::new(
             "--callers is for a shared store; the memory store is measured with --threads",
         ));
     }
-    let time = Duration::from_secs(u64::from(asked.seconds));
-    let report = measure(asked.keys.unwrap_or(MANY_KEYS), super::threads(asked), time)?;
-    answer(asked, &report, print)
+    let time = Duration::from_secs(u64::from(args.seconds));
+    let report = measure(args.keys.unwrap_or(MANY_KEYS), super::threads(args), time)?;
+    answer(args, &report, print)
 }
 
 /// All runs, which together take about `time`.

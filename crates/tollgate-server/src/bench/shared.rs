@@ -74,24 +74,24 @@ struct Run {
     latency_ns: Latency,
 }
 
-/// Does what was asked.
-pub(super) fn run(asked: &BenchArgs, config: Config) -> Result<(), Failure> {
-    let threads = super::threads(asked);
+/// Runs the command.
+pub(super) fn run(args: &BenchArgs, config: Config) -> Result<(), Failure> {
+    let threads = super::threads(args);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(threads.into()).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
-    let (report, failure) = runtime.block_on(measure(asked, config, threads))?;
-    answer(asked, &report, print)?;
+    let (report, failure) = runtime.block_on(measure(args, config, threads))?;
+    answer(args, &report, print)?;
     failure.map_or(Ok(()), Err)
 }
 
 /// All runs, and what went wrong with the store meanwhile.
 async fn measure(
-    asked: &BenchArgs,
+    args: &BenchArgs,
     mut config: Config,
     threads: u16,
 ) -> Result<(Report, Option<Failure>), Failure> {
-    let (most, callers) = (asked.keys.unwrap_or(MANY_KEYS), asked.callers.unwrap_or(CALLERS));
+    let (most, callers) = (args.keys.unwrap_or(MANY_KEYS), args.callers.unwrap_or(CALLERS));
     let mode = config.store.mode;
     let mut progress = Progress::new();
     progress.step(&format!("connecting to {mode} …"));
@@ -107,7 +107,7 @@ async fn measure(
 
     let (sizes, crews) = (distinct([1, most]), distinct([1, callers]));
     let shapes = sizes.len() * crews.len() * 2;
-    let each = Duration::from_secs(asked.seconds.into()) / u32::try_from(shapes).unwrap_or(1);
+    let each = Duration::from_secs(args.seconds.into()) / u32::try_from(shapes).unwrap_or(1);
     let (mut runs, mut error) = (Vec::new(), None);
     'runs: for &size in &sizes {
         for (call, group) in [("check", 1), ("check_many", GROUP)] {

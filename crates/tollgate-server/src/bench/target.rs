@@ -11,9 +11,9 @@ use crate::failure::Failure;
 use crate::figures::counted;
 use crate::validate;
 
-/// A config whose store is the one that was asked for.
-pub(super) fn config(asked: &BenchArgs) -> Result<Config, Failure> {
-    match (&asked.config, asked.store.as_deref()) {
+/// A config with the named store.
+pub(super) fn config(args: &BenchArgs) -> Result<Config, Failure> {
+    match (&args.config, args.store.as_deref()) {
         (Some(file), _) => Ok(validate::load(file)?.gate),
         (None, None | Some("memory")) => Ok(Config::default()),
         (None, Some(store)) => at(store, std::env::vars_os().filter_map(as_text)),
@@ -41,10 +41,10 @@ fn at(store: &str, environment: impl Iterator<Item = (String, String)>) -> Resul
         }
     };
     // Put as variables because those are laid over everything else and need no quotes.
-    let said = [("TOLLGATE_STORE_MODE", mode.name()), (field, store)];
+    let variables = [("TOLLGATE_STORE_MODE", mode.name()), (field, store)];
     let variables = environment
         .filter(|(name, _)| is_heeded(name, mode))
-        .chain(said.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        .chain(variables.map(|(name, value)| (name.to_owned(), value.to_owned())));
     Config::parse_with_env("", variables).map_err(|mistakes| {
         let line = |mistake: &Mistake| match mistake.variable.as_deref() == Some(field) {
             true => format!("--store: {}", mistake.fix),
@@ -69,7 +69,7 @@ fn is_heeded(name: &str, mode: StoreMode) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::store::Micros;
+    use std::time::Duration;
 
     use super::*;
 
@@ -93,19 +93,19 @@ mod tests {
             ("TOLLGATE_LIMITS_API_BURST", "50"),
         ];
         let redis = check("redis://here:6379", &environment).unwrap().store;
-        assert_eq!((redis.mode, redis.timeout), (StoreMode::Redis, Micros::from_secs(3)));
+        assert_eq!((redis.mode, redis.timeout), (StoreMode::Redis, Duration::from_secs(3)));
         let at = redis.redis.unwrap();
         assert_eq!((at.urls, at.prefix.as_deref()), (vec!["redis://here:6379".to_owned()], Some("other:")));
         assert!(at.password.is_some() && !at.cluster);
         let postgres = check("postgresql://here/app", &environment).unwrap().store;
-        assert_eq!((postgres.mode, postgres.timeout), (StoreMode::Postgres, Micros::from_secs(3)));
+        assert_eq!((postgres.mode, postgres.timeout), (StoreMode::Postgres, Duration::from_secs(3)));
         let at = postgres.postgres.unwrap();
         assert_eq!((at.url.as_str(), at.prefix.as_str()), ("postgresql://here/app", "other_"));
     }
 
     #[test]
-    fn what_names_no_store_is_told_without_showing_it() {
-        for (store, told) in [
+    fn an_unknown_store_is_reported_without_showing_it() {
+        for (store, expected) in [
             ("redis", "cannot measure the store \"redis\": write --store memory, redis://"),
             ("http://me:hunter2@there", "cannot measure that store: write --store memory, redis://"),
             ("hunter2", "cannot measure that store: "),
@@ -114,7 +114,7 @@ mod tests {
             ("rediss://me:hunter2@", "cannot measure redis: 1 mistake"),
         ] {
             let failure = check(store, &[]).unwrap_err();
-            assert!(failure.to_string().starts_with(told), "{store}: {failure}");
+            assert!(failure.to_string().starts_with(expected), "{store}: {failure}");
             let shown = format!("{failure:?}");
             assert!(!shown.contains("hunter2"), "{store}: {shown}");
             assert!(shown.contains("--store"), "{store}: {shown}");

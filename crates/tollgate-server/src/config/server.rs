@@ -5,7 +5,9 @@
 use std::net::IpAddr;
 
 use tollgate::Key;
-use tollgate::config::{Extension, Field, Limits, Password, Reader, Section, VariableKind, host_fault};
+use tollgate::config::{
+    Extension, Field, Limits, Password, Reader, Section, VariableKind, host_fault, url_fault,
+};
 use tollgate_kernel::Micros;
 
 /// Where the server listens, and what its operator must show. A face without an address is left to the server's own default.
@@ -47,6 +49,10 @@ pub(crate) struct ServerConfig {
     /// How long at most a key stays in the store whose limit came with the call (`CL.THROTTLE`, Envoy): the window, or the time in
     /// which an empty bucket fills; the server's default if `None`.
     pub(crate) max_period: Option<Micros>,
+    /// What this server is called among those on its store; the machine's name and its port by default.
+    pub(crate) name: Option<String>,
+    /// Where the dashboards of this installation are, for a link on the page.
+    pub(crate) grafana: Option<String>,
     /// Namespaces of keys that metrics show by name, beside those that the file names anyway: in overrides and as domains of Envoy.
     pub(crate) namespaces: Vec<String>,
 }
@@ -98,7 +104,7 @@ const LOG_LEVELS: [(&str, LogLevel); 5] = [
 const LOG_TARGETS: [(&str, LogTarget); 2] = [("stdout", LogTarget::Stdout), ("stderr", LogTarget::Stderr)];
 
 /// The fields that an environment variable may set: all.
-const VARIABLES: [(&str, VariableKind); 18] = [
+const VARIABLES: [(&str, VariableKind); 20] = [
     ("http", VariableKind::Text),
     ("grpc", VariableKind::Text),
     ("resp", VariableKind::Text),
@@ -116,6 +122,8 @@ const VARIABLES: [(&str, VariableKind); 18] = [
     ("drain_delay", VariableKind::Text),
     ("max_ttl", VariableKind::Text),
     ("max_period", VariableKind::Text),
+    ("name", VariableKind::Text),
+    ("grafana", VariableKind::Text),
     ("namespaces", VariableKind::Texts),
 ];
 
@@ -172,6 +180,8 @@ impl ServerConfig {
                 drain_delay,
                 max_ttl,
                 max_period,
+                name,
+                grafana,
                 namespaces,
             }
         )
@@ -194,6 +204,8 @@ impl ServerConfig {
             "drain_delay",
             "max_ttl",
             "max_period",
+            "name",
+            "grafana",
             "namespaces",
         ];
         let section = section.showing(&harmless);
@@ -212,7 +224,9 @@ impl ServerConfig {
         let log_all = section.field("log_all").and_then(|f| reader.truth(f)).unwrap_or_default();
         let drain_delay = section.field("drain_delay").and_then(|f| read_drain_delay(reader, f));
         let max_ttl = section.field("max_ttl").and_then(|f| read_max_ttl(reader, f));
-        let max_period = section.field("max_period").and_then(|f| reader.span(f, "7d"));
+        let max_period = section.field("max_period").and_then(|f| reader.span(f, "7d")).map(Micros::from);
+        let name = section.field("name").and_then(|f| read_name(reader, f));
+        let grafana = section.field("grafana").and_then(|f| read_grafana(reader, f));
         let namespaces = section.field("namespaces").and_then(|f| read_namespaces(reader, f));
         let mut read = |name, example| read_address(reader, section.field(name)?, example);
         ServerConfig {
@@ -233,6 +247,8 @@ impl ServerConfig {
             drain_delay: drain_delay.unwrap_or_default(),
             max_ttl,
             max_period,
+            name,
+            grafana,
             namespaces: namespaces.unwrap_or_default(),
         }
     }
@@ -249,7 +265,7 @@ fn read_log_lines(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<u64> {
 
 /// A time to live is written in milliseconds, so the bound of it is at least one.
 fn read_max_ttl(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros> {
-    let span = reader.span(field, "1d")?;
+    let span = Micros::from(reader.span(field, "1d")?);
     if span < Micros::from_millis(1) {
         reader.mistake(field, "must be at least 1ms");
         return None;
@@ -264,6 +280,29 @@ fn read_peers(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Vec<IpAddr>>
         Ok(peers) => Some(peers),
         Err(_) => {
             reader.mistake(field, "each must be an IP address, such as \"10.0.0.5\" or \"fd00::5\"");
+            None
+        }
+    }
+}
+
+fn read_name(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<String> {
+    let name = reader.text(field, "gate-1")?;
+    let is_sound = (1..=64).contains(&name.chars().count()) && !name.chars().any(char::is_control);
+    if !is_sound {
+        reader.mistake(field, "must have 1 to 64 characters, none of them a control character");
+        return None;
+    }
+    Some(name.to_owned())
+}
+
+/// It becomes a link, so nothing but the web is linked to.
+fn read_grafana(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<String> {
+    let example = "https://grafana.example.com/d/tollgate";
+    let url = reader.text(field, example)?;
+    match url_fault(url, &["https", "http"]) {
+        None => Some(url.to_owned()),
+        Some(fault) => {
+            reader.mistake(field, format!("{fault}; write it as in \"{example}\""));
             None
         }
     }
@@ -284,7 +323,7 @@ fn read_namespaces(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Vec<Str
 }
 
 fn read_drain_delay(reader: &mut Reader<'_>, field: &Field<'_>) -> Option<Micros> {
-    let span = reader.span_or_zero(field, "5s")?;
+    let span = Micros::from(reader.span_or_zero(field, "5s")?);
     if span > LONGEST_DRAIN {
         reader.mistake(field, format!("must be at most {LONGEST_DRAIN}: a balancer notices sooner"));
         return None;
@@ -349,6 +388,8 @@ mod tests {
             ("DRAIN_DELAY", "5s"),
             ("MAX_TTL", "1h"),
             ("MAX_PERIOD", "1d"),
+            ("NAME", "gate-1"),
+            ("GRAFANA", "https://grafana.example.com/d/tollgate"),
             ("NAMESPACES", "user,tenant"),
         ];
         let names: Vec<String> = VARIABLES.iter().map(|(field, _)| field.to_uppercase()).collect();
@@ -366,6 +407,20 @@ mod tests {
         assert_eq!(server.store_calls_per_peer, Some(20));
         assert_eq!(server.trusted_peers.map(|peers| peers.len()), Some(2));
         assert_eq!((server.log, server.drain_delay), (LogLevel::Debug, Micros::from_secs(5)));
+    }
+
+    #[test]
+    fn a_name_and_a_link_are_checked() {
+        for (text, fix) in [
+            ("name = ''", "must have 1 to 64 characters"),
+            ("name = \"a\\u001bb\"", "none of them a control character"),
+            ("grafana = 'javascript:alert(1)'", "must start with https:// or http://"),
+            ("grafana = 'grafana.example.com'", "must start with https:// or http://"),
+            ("grafana = 'https://a b'", "has a space"),
+        ] {
+            let mistakes = Config::parse(&format!("[server]\n{text}")).expect_err(text).to_string();
+            assert!(mistakes.contains(fix), "{text}: {mistakes}");
+        }
     }
 
     #[test]
@@ -423,7 +478,7 @@ mod tests {
         );
     }
     #[test]
-    fn keys_are_shown_only_where_that_is_said() {
+    fn keys_are_shown_only_if_configured() {
         for (text, shows) in
             [("", false), ("server.show_keys = true", true), ("server.show_keys = false", false)]
         {
@@ -471,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_log_goes_and_how_much_of_it_is_said() {
+    fn the_target_and_the_rate_of_the_log_are_configured() {
         let default = parse("").server;
         assert_eq!((default.log_to, default.log_lines, default.log_all), (LogTarget::Stdout, None, false));
         let server =

@@ -1,15 +1,18 @@
 //! HTTP: the JSON API, the gate for proxies, health, metrics, and the page.
 //!
-//! `requests.rs` reads requests, `render.rs` writes decisions, `fault.rs` says what is wrong with a call, `gate.rs` and
-//! `gate_routes.rs` answer proxies.
-//! Routes are a `match`: there are few, and a check must cost little more than reading it.
+//! `requests.rs` parses requests, `render.rs` writes decisions, `fault.rs` reports errors, `gate.rs` and `gate_routes.rs` answer
+//! proxies. Routes are a `match`: there are few, and a check must cost little more than its parsing. Every charge is a call of the
+//! gate that `app.rs` keeps, within the peer's share (`peer.rs`).
 
 mod admin;
 mod body;
 mod fault;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod gate;
 mod gate_routes;
 mod look;
+mod overrides;
 mod render;
 mod requests;
 
@@ -22,15 +25,17 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tollgate::store::Micros;
-use tollgate::{Allowance, Charge, ChargeId, Decision, Limit, Rule, Settled, Settlement};
+use tollgate::{Allowance, Call, Charge, ChargeId, Decision, Limit, Rule, Settled, Settlement, Tollgate};
 
 use self::look::Look;
 use self::requests::{Actual, Batch, CheckRequest, ListEntry, OfReservation};
 use super::{page, peer};
-use crate::app::{Act, App, Decided, State};
+use crate::app::{App, State};
 
 pub(crate) use self::body::{Body, full};
 pub(crate) use self::fault::Fault;
+#[cfg(test)]
+pub(crate) use self::gate::answer as answer_gate;
 pub(crate) use self::gate_routes::GateRoutes;
 pub(crate) use self::look::{ad_hoc as described_ad_hoc, limit as described};
 
@@ -57,18 +62,18 @@ async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Resu
     }
     // All but the first are boxed: what any of them could become would be carried along by every check.
     match path {
-        "/v1/check" => decide(app, request, |_| Ok(Act::Charge)).await,
-        "/v1/peek" => Box::pin(decide(app, request, |_| Ok(Act::Peek))).await,
-        "/v1/reserve" => {
-            Box::pin(decide(app, request, |asked| Ok(Act::Reserve(ttl(app.bounds.max_ttl, asked.ttl_ms())?))))
-                .await
-        }
+        "/v1/check" => decide(app, request, Tollgate::charge).await,
+        "/v1/peek" => Box::pin(decide(app, request, Tollgate::peek)).await,
+        "/v1/reserve" => Box::pin(reserve(app, request)).await,
         "/v1/checks" => Box::pin(checks(app, request)).await,
         "/v1/settle" => Box::pin(settle(app, request, settlement)).await,
-        "/v1/cancel" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Cancel))).await,
-        "/v1/renew" => Box::pin(settle(app, request, |asked| no_amount(asked, Settlement::Renew))).await,
+        "/v1/cancel" => Box::pin(settle(app, request, |call| no_amount(call, Settlement::Cancel))).await,
+        "/v1/renew" => Box::pin(settle(app, request, |call| no_amount(call, Settlement::Renew))).await,
         "/v1/reset" => Box::pin(admin::reset(app, peer, request)).await,
         "/v1/reload" => Box::pin(admin::reload(app, peer, request)).await,
+        "/v1/key" => Box::pin(admin::key(app, peer, request)).await,
+        "/v1/overrides" => Box::pin(overrides::answer(app, peer, request)).await,
+        "/v1/overrides/remove" => Box::pin(overrides::remove(app, peer, request)).await,
         "/v1/compare" => Box::pin(admin::compare(app, peer, request)).await,
         "/v1/llm" => Box::pin(admin::models(app, peer, request)).await,
         "/v1/jobs" => Box::pin(admin::jobs(app, peer, request)).await,
@@ -111,30 +116,46 @@ async fn posted_up_to(request: Request<Incoming>, most: usize) -> Result<Bytes, 
     body::read_up_to(request.into_body(), most).await
 }
 
+/// Charges the limits of a request, or peeks at them.
 async fn decide(
     app: &App,
     request: Request<Incoming>,
-    act: impl FnOnce(&CheckRequest<'_>) -> Result<Act, Fault>,
+    call: for<'a> fn(&'a Tollgate, &'a [Charge<'a>]) -> Call<'a, Decision>,
 ) -> Result<Response<Body>, Fault> {
     let body = posted(request).await?;
     let asked: CheckRequest<'_> = requests::read(&body)?;
-    let act = act(&asked)?;
-    if asked.ttl_ms().is_some() && !matches!(act, Act::Reserve(_)) {
+    if asked.ttl_ms().is_some() {
         return Err(Fault::malformed("`ttl_ms` is for /v1/reserve"));
     }
     let charges = asked.charges()?;
-    let told = app.decide(act, &charges, |state, decided| {
-        let mut out = String::with_capacity(192 + 128 * charges.len());
-        match decided {
-            Ok(decided) => render::decision(&mut out, &decided),
-            Err(error) => return Err(undecided(state, asked.list(), &charges, &error)),
-        }
-        Ok(out)
-    });
-    Ok(json(told.await?))
+    let (state, _share) = (app.state(), peer::share().await);
+    match call(&state.gate, &charges).await {
+        Ok(decision) => Ok(decided(&decision, None)),
+        Err(error) => Err(undecided(&state, asked.list(), &charges, &error)),
+    }
 }
 
-/// Many checks in one call, each by itself.
+async fn reserve(app: &App, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+    let body = posted(request).await?;
+    let asked: CheckRequest<'_> = requests::read(&body)?;
+    let ttl = ttl(app.bounds.max_ttl, asked.ttl_ms())?;
+    let charges = asked.charges()?;
+    let (state, _share) = (app.state(), peer::share().await);
+    match state.gate.reserve(&charges, ttl).await {
+        Ok(Ok(held)) => Ok(decided(held.decision(), Some(held.id()))),
+        Ok(Err(denied)) => Ok(decided(denied.decision(), None)),
+        Err(error) => Err(undecided(&state, asked.list(), &charges, &error)),
+    }
+}
+
+/// The response to a decision, with the id of the reservation if one was made.
+fn decided(decision: &Decision, reservation: Option<ChargeId>) -> Response<Body> {
+    let mut out = String::with_capacity(192 + 128 * decision.outcomes().len());
+    render::decision(&mut out, decision, reservation);
+    json(out)
+}
+
+/// Many checks in one call, each charged separately.
 async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
     let body = posted(request).await?;
     let batch: Batch<'_> = requests::read(&body)?;
@@ -160,7 +181,7 @@ async fn checks(app: &App, request: Request<Incoming>) -> Result<Response<Body>,
     Ok(json(results.into_json()?))
 }
 
-/// Charges each by itself, as many in one call of the store as one call carries.
+/// Charges each check separately, as many in one store call as it can carry.
 async fn check_each(state: &State, charges: &[Charge<'_>]) -> Results {
     let mut results = Results::with_capacity(charges.len());
     for batch in charges.chunks(requests::MOST_CHARGES) {
@@ -196,7 +217,7 @@ impl Results {
         match decided {
             Ok(decision) => {
                 self.is_any_decided = true;
-                render::decision(&mut self.json, &Decided { decision, reservation: None });
+                render::decision(&mut self.json, &decision, None);
             }
             Err(fault) => {
                 self.json.push_str(&fault.in_place());
@@ -205,8 +226,8 @@ impl Results {
         }
     }
 
-    /// A fault says that nothing was charged. So it is that of the whole call only where nothing was decided, and stands in the
-    /// place of its check where others were.
+    /// A fault means that nothing was charged. So the whole response is a fault only if nothing was decided; if other checks
+    /// were, the fault is at the position of its check.
     fn into_json(self) -> Result<String, Fault> {
         match self.first_fault {
             Some(fault) if !self.is_any_decided => Err(fault),
@@ -221,10 +242,10 @@ async fn settle(
     settlement: impl FnOnce(&OfReservation<'_>) -> Result<Settlement, Fault>,
 ) -> Result<Response<Body>, Fault> {
     let body = posted(request).await?;
-    let asked: OfReservation<'_> = requests::read(&body)?;
-    let id: ChargeId = asked.reservation.0.parse().map_err(|error| Fault::malformed(format!("{error}")))?;
+    let call: OfReservation<'_> = requests::read(&body)?;
+    let id: ChargeId = call.reservation.0.parse().map_err(|error| Fault::malformed(format!("{error}")))?;
     // All that the caller chose is checked before the store sees any of it.
-    let settlement = settlement(&asked)?;
+    let settlement = settlement(&call)?;
     let share = peer::share().await;
     let settled = app.state().gate.settle(id, &settlement).await;
     drop(share);
@@ -238,8 +259,8 @@ async fn settle(
     Ok(json(format!("{{\"settled\":\"{word}\"}}")))
 }
 
-fn settlement(asked: &OfReservation<'_>) -> Result<Settlement, Fault> {
-    match &asked.actual {
+fn settlement(call: &OfReservation<'_>) -> Result<Settlement, Fault> {
+    match &call.actual {
         Some(Actual::All(actual)) => Ok(Settlement::Actual(*actual)),
         Some(Actual::Each(each)) => {
             if each.len() > requests::MOST_CHARGES {
@@ -255,14 +276,14 @@ fn settlement(asked: &OfReservation<'_>) -> Result<Settlement, Fault> {
     }
 }
 
-fn no_amount(asked: &OfReservation<'_>, settlement: Settlement) -> Result<Settlement, Fault> {
-    match asked.actual {
+fn no_amount(call: &OfReservation<'_>, settlement: Settlement) -> Result<Settlement, Fault> {
+    match call.actual {
         None => Ok(settlement),
         Some(_) => Err(Fault::malformed("`actual` is for /v1/settle")),
     }
 }
 
-/// How long a reservation can be settled: what was asked for, up to the bound of the config.
+/// How long a reservation can be settled: the requested time, up to the bound of the config.
 fn ttl(most: Micros, ttl_ms: Option<u64>) -> Result<Duration, Fault> {
     let most_ms = most.get() / 1_000;
     match ttl_ms {
@@ -282,7 +303,7 @@ fn sound_name(name: &str) -> Result<(), Fault> {
     }
 }
 
-/// Refuses a question about a limit that there is not, or that there cannot be.
+/// Refuses a request for a limit that is unknown or invalid.
 fn known(state: &State, list: Option<&'static str>, charges: &[Charge<'_>]) -> Result<(), Fault> {
     charges.iter().enumerate().try_for_each(|(index, charge)| {
         known_limit(state, charge.limit()).map_err(|fault| match list {
@@ -299,7 +320,7 @@ fn known_limit(state: &State, name: &str) -> Result<(), Fault> {
     Err(Fault::unknown_limit(error.to_string(), names))
 }
 
-/// Why a question could not be decided: it was wrong, or nobody was there to answer.
+/// Why a request could not be decided: it was invalid, or the store failed.
 fn undecided(
     state: &State,
     list: Option<&'static str>,
@@ -329,7 +350,7 @@ mod tests {
 
     use super::*;
 
-    /// One check that failed made the whole answer a fault, and nobody was told what had been charged.
+    /// Regression: one failed check made the whole response a fault, and the caller did not learn what had been charged.
     #[tokio::test]
     async fn a_batch_tells_a_fault_where_others_were_charged() {
         let config = Config::parse("[limits.free]\nunlimited = true\n").unwrap();
@@ -343,19 +364,19 @@ mod tests {
                     _ => Err(Fault::unavailable("gone")),
                 });
             }
-            let told = results.into_json();
-            match (told, expected) {
+            let body = results.into_json();
+            match (body, expected) {
                 (Err(fault), Err(detail)) => assert_eq!(fault.to_string(), detail, "{pattern}"),
-                (Ok(told), Ok(expected)) => {
-                    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-                    let told = told["results"].as_array().unwrap();
+                (Ok(body), Ok(expected)) => {
+                    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+                    let body = body["results"].as_array().unwrap();
                     let short = |one: &serde_json::Value| match &one["error"] {
                         serde_json::Value::Null => format!("allowed {}", one["allowed"]),
                         error => error.to_string(),
                     };
-                    assert_eq!(told.iter().map(short).collect::<Vec<_>>(), expected, "{pattern}");
+                    assert_eq!(body.iter().map(short).collect::<Vec<_>>(), expected, "{pattern}");
                 }
-                (told, _) => panic!("{pattern}: {told:?}"),
+                (body, _) => panic!("{pattern}: {body:?}"),
             }
         };
         let gone = r#"{"detail":"gone","status":503}"#;

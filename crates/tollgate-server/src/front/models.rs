@@ -1,9 +1,9 @@
-//! The gateway: calls of language models, limited before they are sent.
+//! The gateway: limits calls of language models before they are sent.
 //!
-//! It answers on the providers' own routes, so that their SDKs work by changing their base URL. `body.rs` reads a call under one memory
-//! budget, `call.rs` admits it, sends it and tries again, `breaker.rs` waits out an overload, `upstream.rs` speaks to providers, `pump.rs` passes the answer on as it comes
-//! and settles the call when it ends in whatever way, `report.rs` writes limit headers, `fault.rs` errors in the provider's own shape.
-//! Which limits a call charges and who waits is decided in the crate `tollgate-llm`.
+//! It answers on the providers' own routes, so that their SDKs only need another base URL. `body.rs` reads a call under one
+//! memory budget, `call.rs` admits it, sends it and retries, `breaker.rs` waits out an overload, `upstream.rs` calls providers,
+//! `pump.rs` streams the response and settles the call however it ends, `report.rs` writes limit headers, `fault.rs` writes
+//! errors in the provider's format. The crate `tollgate-llm` decides which limits a call charges and which calls wait.
 
 mod body;
 mod breaker;
@@ -13,6 +13,7 @@ mod pump;
 mod report;
 pub(crate) mod upstream;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -41,9 +42,11 @@ pub(crate) struct Models {
     trail: Option<Trail>,
     budget: Budget,
     in_flight: AtomicUsize,
+    /// Where it listens.
+    address: SocketAddr,
 }
 
-/// What a config says of upstreams and clients, resolved.
+/// The upstreams and clients of a config, resolved.
 pub(crate) struct Setup {
     config: Arc<LlmConfig>,
     upstreams: Vec<Upstream>,
@@ -51,7 +54,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    pub(crate) fn of(config: &LlmConfig) -> Result<Setup, String> {
+    fn of(config: &LlmConfig) -> Result<Setup, String> {
         let upstreams = config.upstreams.iter().map(Upstream::new).collect::<Result<_, String>>()?;
         let client = |client: &tollgate_llm::ClientConfig| {
             let key =
@@ -62,7 +65,7 @@ impl Setup {
         Ok(Setup { config: Arc::new(config.clone()), upstreams, clients })
     }
 
-    /// Where a call of this model goes: where the config says, else to the first upstream that speaks the route.
+    /// The upstream of a model: the configured one, or the first that has the route.
     fn upstream(&self, model: &str, api: Api) -> Result<&Upstream, Fault> {
         let kind = if api.is_anthropic() { UpstreamKind::Anthropic } else { UpstreamKind::OpenAi };
         let known = self.config.model(model);
@@ -84,11 +87,22 @@ impl Setup {
     }
 }
 
+/// Without clients, everybody who reaches the gateway could spend the provider's quota, so only this machine may.
+fn check_reach(config: &LlmConfig, address: SocketAddr) -> Result<(), String> {
+    if config.clients.is_empty() && !address.ip().is_loopback() {
+        return Err(format!(
+            "listening on {address} lets others spend the quota of your language models: name them under [llm.clients], \
+             or listen on 127.0.0.1"
+        ));
+    }
+    Ok(())
+}
+
 fn resolved(password: &Password) -> Result<String, String> {
     password.resolve(|name| std::env::var(name).ok()).map_err(|why| why.replace("the password", "the key"))
 }
 
-/// What is asked of the gateway.
+/// The routes of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Call(Api),
@@ -106,9 +120,14 @@ pub(crate) fn route(path: &str) -> Option<Route> {
 }
 
 impl Models {
-    /// The gateway that a config describes, if it describes one.
-    pub(crate) fn open(config: &Config, gate: Tollgate) -> Result<Option<Arc<Models>>, String> {
+    /// The gateway that a config describes, if it describes one, to listen at this address.
+    pub(crate) fn open(
+        config: &Config,
+        gate: Tollgate,
+        address: SocketAddr,
+    ) -> Result<Option<Arc<Models>>, String> {
         let Some(llm) = config.llm.as_ref().filter(|llm| !llm.upstreams.is_empty()) else { return Ok(None) };
+        check_reach(llm, address)?;
         let trail = llm.log_dir.as_deref().map(Trail::open).transpose();
         let trail = trail.map_err(|error| format!("llm.log_dir: the trail cannot be written: {error}"))?;
         Ok(Some(Arc::new(Models {
@@ -117,37 +136,42 @@ impl Models {
             trail,
             budget: Budget::new(llm.memory),
             in_flight: AtomicUsize::new(0),
+            address,
         })))
     }
 
-    /// Puts another config in place; the gate has its limits already.
+    /// The setup of another config, if it is valid.
+    pub(crate) fn prepare(&self, config: &LlmConfig) -> Result<Setup, String> {
+        check_reach(config, self.address)?;
+        Setup::of(config)
+    }
+
+    /// Applies another config; the gate has its limits already.
     pub(crate) fn reload(&self, config: &LlmConfig, setup: Setup) {
         *self.setup.write() = Arc::new(setup);
         self.limits.reload(config.clone());
     }
 
-    /// The limits, for those who look.
+    /// The limits, for the page.
     pub(crate) fn limits(&self) -> &ModelLimits {
         &self.limits
     }
 
-    /// How many calls are on their way.
+    /// How many calls are in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Acquire)
-    }
-
-    /// Whether callers show a key.
-    pub(crate) fn has_clients(&self) -> bool {
-        !self.setup().clients.is_empty()
     }
 
     fn setup(&self) -> Arc<Setup> {
         self.setup.read().clone()
     }
 
-    /// Sets the gauges that no call sets by itself.
+    /// Updates the metrics that are not set by calls.
     pub(crate) async fn publish(&self, gate: &Tollgate) {
         let setup = self.setup();
+        if let Some(trail) = &self.trail {
+            metrics::counter!("tollgate_llm_trail_dropped_total").absolute(trail.dropped());
+        }
         for model in &setup.config.models {
             let waiting = u32::try_from(self.limits.waiting(&model.name)).unwrap_or(u32::MAX);
             metrics::gauge!("tollgate_llm_queue", "model" => model.name.clone()).set(f64::from(waiting));
@@ -173,7 +197,7 @@ impl Models {
         }
     }
 
-    /// Who calls, by the key that it shows.
+    /// The caller, by its key.
     fn caller(&self, setup: &Setup, headers: &HeaderMap) -> Result<Caller, Fault> {
         if setup.clients.is_empty() {
             return Ok(Caller::default());
@@ -183,7 +207,7 @@ impl Models {
         let Some(shown) = shown else {
             return Err(Fault::no_key("you did not provide a key of this gateway"));
         };
-        // All are compared, so that the time says nothing of which one was near.
+        // All are compared, so that the duration does not reveal which one was close.
         let mut found = None;
         for (name, token) in &setup.clients {
             if token.is(shown.trim_ascii()) {
@@ -197,7 +221,7 @@ impl Models {
     }
 }
 
-/// A call on its way, counted until it is settled.
+/// A call in flight, counted until it is settled.
 pub(crate) struct InFlight(Arc<Models>);
 
 impl InFlight {
@@ -222,7 +246,7 @@ pub(crate) async fn answer(
 ) -> Response<Body> {
     let is_anthropic = match route {
         Route::Call(api) => api.is_anthropic(),
-        // Their SDKs say which API they speak.
+        // The SDK's headers identify the API.
         Route::Models | Route::Check => request.headers().contains_key("anthropic-version"),
     };
     let id = call::request_id(request.headers());
@@ -236,7 +260,7 @@ pub(crate) async fn answer(
         Ok(response) => response,
         Err(fault) => fault.into_response(is_anthropic, &id),
     };
-    // A streamed body says by itself when it has ended.
+    // A streamed body reports its own end.
     if matches!(response.body(), http_body_util::Either::Left(_)) {
         answered_at.is_answered();
     }

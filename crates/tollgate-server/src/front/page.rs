@@ -1,12 +1,13 @@
-//! The page: what an operator leaves open on a wall, and what feeds it.
+//! The page for operators, and its data.
 //!
-//! `index.html`, `page.css` and `page.js` are plain files that are part of the binary: no build step, and nothing is loaded
-//! of another origin. `feed.rs` sends a snapshot a second to those who look, `snapshot.rs` writes it, `assets.rs` hands the files
-//! out. Looking changes nothing: what the page does, it does through the API as everybody else.
+//! `index.html`, `page.css` and `page.js` are plain files inside the binary: no build step, and nothing is loaded from another
+//! origin. `feed.rs` sends a snapshot a second to its viewers, `snapshot.rs` writes it, `assets.rs` serves the files. Viewing
+//! changes nothing: the page acts only through the API.
 
 mod assets;
 mod feed;
 mod jobs;
+mod key;
 mod models;
 mod snapshot;
 
@@ -20,11 +21,12 @@ use hyper::body::Incoming;
 use self::assets::Asset;
 pub(crate) use self::feed::{Feed, feed};
 pub(crate) use self::jobs::JobsView;
+pub(crate) use self::key::key_view;
 pub(crate) use self::models::ModelsView;
 use super::json::{Body, Fault, full};
 use crate::app::App;
 
-/// What the page consists of.
+/// The parts of the page.
 #[derive(Clone, Copy)]
 pub(crate) enum Shown {
     Events,
@@ -32,7 +34,7 @@ pub(crate) enum Shown {
     Asset(&'static Asset),
 }
 
-/// What there is at an address.
+/// The part at a path.
 pub(crate) fn find(path: &str) -> Option<Shown> {
     match path {
         "/v1/events" => Some(Shown::Events),
@@ -69,11 +71,11 @@ fn event_stream(events: Body) -> Response<Body> {
     response
 }
 
-/// What is true of now is kept by nobody, and read as nothing else than it is.
+/// Live data must not be cached, nor be read as another type.
 fn shown(headers: &mut HeaderMap, kind: &'static str) {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
-    // Proxies that gather an answer before they pass it on would gather this one for ever.
+    // Proxies that buffer a response would buffer this one for ever.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
 }

@@ -6,6 +6,8 @@
 //! (`pipeline.rs`). `parse.rs` finds commands, `request.rs` reads the two that ask for a decision, `session.rs` answers all others,
 //! `queue.rs` keeps those of a transaction, `reply.rs` writes. The limits that a connection used last are at hand (`limiters.rs`).
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod in_flight;
 mod limiters;
@@ -104,11 +106,11 @@ impl Face {
                 Ok(_) => {}
             }
             let stop = loop {
-                let (answered, stop) =
-                    match self.app.with_state(|state| connection.answer_local(&state.gate, &input)) {
-                        Some(done) => done,
-                        None => connection.answer_remote(&self.app.state().gate, &input).await,
-                    };
+                let state = self.app.state();
+                let (answered, stop) = match state.is_local() {
+                    true => connection.answer_local(&state.gate, &input),
+                    false => connection.answer_remote(&state.gate, &input).await,
+                };
                 input.advance(answered);
                 if stop == Stop::Executes {
                     // As if they came only now, and in one piece.
@@ -267,7 +269,7 @@ fn decide_local(
             let limiter = limiters.limit(limit)?;
             let outcome = limiter.charge(key, *cost).map_err(undecided)?;
             match outcome.reason() {
-                Reason::MalformedKey => sound(key)?,
+                Reason::MalformedKey => drop(parsed(key)?),
                 Reason::NeedsPermit => return Err(needs_permit(limit)),
                 _ => {}
             }
@@ -291,9 +293,9 @@ fn needs_permit(limit: &str) -> Mistake {
     format!("ERR `{limit}` is a concurrency limit, and a check would hold nothing that could be released; reserve it over HTTP").into()
 }
 
-/// Refuses a key that makes no sense, as the other faces do. The key itself is not told.
-fn sound(key: &str) -> Result<(), Mistake> {
-    Key::parse(key).map(drop).map_err(|error| format!("ERR malformed key: {error}").into())
+/// Parses a key, and refuses a malformed one, as the other faces do. The message omits the key, which must not appear in logs.
+fn parsed(key: &str) -> Result<Key<'_>, Mistake> {
+    Key::parse(key).map_err(|error| format!("ERR malformed key: {error}").into())
 }
 
 fn undecided(error: tollgate::Error) -> Mistake {

@@ -9,6 +9,8 @@
 mod budget;
 mod connection;
 mod descriptors;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod in_flight;
 mod key;
@@ -87,7 +89,7 @@ async fn decide(
 ) -> Result<RateLimitResponse, Status> {
     let matched = descriptors::read(&state.gate, bounds, &state.config.envoy, request)?;
     let answers = charge(&state.gate, &matched).await.map_err(undecided)?;
-    Ok(reply::response(&state.gate, &matched, &answers))
+    Ok(reply::response(&matched, &answers))
 }
 
 /// Envoy goes by its own failure mode then, as its operator has chosen.
@@ -103,7 +105,7 @@ struct Answers {
 
 /// Charges what is to be charged, if all of it fits and nothing that is only looked at denies: one call of the store where all
 /// descriptors are charged, or all are looked at. What is given back takes a call before it, and looks beside charges another one.
-async fn charge(gate: &Tollgate, matched: &[Matched<'_>]) -> Result<Answers, Error> {
+async fn charge(gate: &Tollgate, matched: &[Matched]) -> Result<Answers, Error> {
     let mut answers = Answers { each: vec![None; matched.len()], is_denied: false };
     // What was charged too much is given back first, and whatever becomes of the rest.
     let (_, back) = charges_of(matched, |hits| match hits {
@@ -146,30 +148,30 @@ async fn refund(gate: &Tollgate, back: &[Charge<'_>]) -> Result<(), Error> {
 }
 
 /// Looks whether one more would fit where nothing is charged: after what was given back, which denies nobody, and where the
-/// descriptor asks for no more than that, which denies the call. Each key is asked once, however many descriptors meet it.
-async fn look(gate: &Tollgate, matched: &[Matched<'_>], answers: &mut Answers) -> Result<(), Error> {
+/// descriptor asks for no more than that, which denies the call. Each key is charged once, however many descriptors meet it.
+async fn look(gate: &Tollgate, matched: &[Matched], answers: &mut Answers) -> Result<(), Error> {
     let (mut pairs, mut charges) = (Vec::new(), Vec::new());
-    let mut asked = Vec::new();
+    let mut charged = Vec::new();
     for (place, charge) in matched.iter().enumerate().filter_map(|(place, one)| Some((place, one.charge()?)))
     {
         if matches!(charge.hits, Hits::Charge(_)) {
             continue;
         }
         // Limits that come with the call have numbers of their own, whatever their name.
-        let pair = charge.own.is_none().then_some((charge.limit, charge.key.as_str()));
+        let pair = (!charge.is_own).then_some((charge.limit.name(), &charge.key));
         let known = pairs.iter().position(|other| pair.is_some() && *other == pair);
         let index = known.unwrap_or_else(|| {
             pairs.push(pair);
             charges.push(charge.with_cost(1));
             pairs.len() - 1
         });
-        asked.push((place, index, charge.hits == Hits::Look));
+        charged.push((place, index, charge.hits == Hits::Look));
     }
     if charges.is_empty() {
         return Ok(());
     }
     let decision = gate.peek(&charges).await?;
-    for (place, index, denies) in asked {
+    for (place, index, denies) in charged {
         let outcome = decision.outcomes()[index];
         answers.each[place] = Some(outcome);
         answers.is_denied |= denies && !outcome.is_allowed();
@@ -179,7 +181,7 @@ async fn look(gate: &Tollgate, matched: &[Matched<'_>], answers: &mut Answers) -
 
 /// The charges of those descriptors that have such a cost, and which descriptors they are of.
 fn charges_of<'a>(
-    matched: &'a [Matched<'_>],
+    matched: &'a [Matched],
     cost: impl Fn(Hits) -> Option<u64>,
 ) -> (Vec<usize>, Vec<Charge<'a>>) {
     let of_limits = matched.iter().enumerate().filter_map(|(place, one)| Some((place, one.charge()?)));
@@ -194,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proxy_is_not_told_where_the_store_is() {
+    fn a_proxy_does_not_learn_the_address_of_the_store() {
         let error = StoreError::failed(Failure::Refused, "PostgreSQL at 10.0.0.5:5432 does not let app in");
         let status = undecided(error.into());
         assert_eq!(status.code(), Code::Unavailable);

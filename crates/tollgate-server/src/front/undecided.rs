@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn callers_are_told_how_the_store_failed_and_not_where_it_is() {
+    fn callers_learn_how_the_store_failed_and_not_its_address() {
         for failure in Failure::ALL {
             let error =
                 StoreError::failed(failure, "PostgreSQL at 10.0.0.5:5432 does not let tollgate_app in");

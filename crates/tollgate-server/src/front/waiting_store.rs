@@ -111,7 +111,7 @@ pub(super) fn app_over(settings: &str) -> (Arc<WaitingStore>, Arc<App>) {
         charges_in_flight: AtomicUsize::new(0),
         may_answer: Semaphore::new(0),
     });
-    let gate = Tollgate::builder().config(&config.gate).store(store.clone()).build().expect("a registry");
+    let gate = Tollgate::builder().config(&config.gate).store(store.clone()).build().expect("a gate");
     let stats = Stats::new(Telemetry::new(), Settings::of(&config), 1_700_000_000);
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     (store, Arc::new(App::new(gate, config, None, metrics, stats)))

@@ -275,18 +275,18 @@ mod tests {
                         format!("{} {:?}{shared}", entry.key, entry.value)
                     })
                     .collect();
-                let met = rule.limit.as_ref().map_or("unlimited".to_owned(), |name| {
+                let limit = rule.limit.as_ref().map_or("unlimited".to_owned(), |name| {
                     let rule = config.gate.policy.find(name).expect("it is there");
                     format!("{name} {}{}", rule.allowance(), if rule.is_shadow() { " watching" } else { "" })
                 });
-                format!("{}: {met}", entries.join(", "))
+                format!("{}: {limit}", entries.join(", "))
             })
             .collect();
         assert_eq!(found, rules, "{}", imported.toml);
         assert_eq!((imported.limits, imported.rules), (config.gate.policy.rules().len(), found.len()));
         assert_eq!(imported.notes.len(), notes.len(), "{:?}", imported.notes);
-        for (found, said) in imported.notes.iter().zip(notes) {
-            assert!(found.contains(said), "{found}");
+        for (found, expected) in imported.notes.iter().zip(notes) {
+            assert!(found.contains(expected), "{found}");
         }
     }
 

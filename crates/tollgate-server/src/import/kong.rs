@@ -139,10 +139,10 @@ impl Import {
         items(document, "plugins").iter().find(is_it)
     }
 
-    fn route(&mut self, document: &Node, route: &Node, around: Option<&Node>) {
+    fn route(&mut self, document: &Node, route: &Node, outer: Option<&Node>) {
         let name = text_of(route, "name").unwrap_or("route");
         let own = self.plugin(route, name, false).or(self.referring(document, "route", name));
-        let Some(plugin) = own.or(around) else { return };
+        let Some(plugin) = own.or(outer) else { return };
         let mut fields = Vec::new();
         let texts = |field: &str| items(route, field).iter().filter_map(Node::text).collect::<Vec<_>>();
         let methods = texts("methods");
@@ -313,25 +313,10 @@ impl Import {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::import::written::check_import;
 
     fn check(text: &str, routes: &[&str], notes: &[&str]) {
-        let imported = import(text).unwrap_or_else(|why| panic!("{why}\n{text}"));
-        let config = Config::parse(&imported.toml).unwrap_or_else(|why| panic!("{why}\n{}", imported.toml));
-        let found: Vec<String> = config
-            .gate
-            .routes
-            .iter()
-            .map(|route| {
-                let name = route.limit().unwrap_or_default();
-                format!("{route}: {name} {}", config.gate.policy.find(name).expect("it is there").allowance())
-            })
-            .collect();
-        assert_eq!(found, routes, "{}", imported.toml);
-        assert_eq!(imported.notes.len(), notes.len(), "{:?}", imported.notes);
-        for (found, expected) in imported.notes.iter().zip(notes) {
-            assert!(found.starts_with(expected), "{found}");
-        }
+        check_import(import(text), text, routes, notes);
     }
 
     #[test]

@@ -123,8 +123,8 @@ impl Import {
         self.zones.insert(name.to_owned(), Zone { key: known, header, rate });
     }
 
-    fn block(&mut self, directives: &[Directive], around: &Inherited, has_hosts: bool) {
-        let here = self.own(directives, around);
+    fn block(&mut self, directives: &[Directive], outer: &Inherited, has_hosts: bool) {
+        let here = self.own(directives, outer);
         for directive in directives {
             match directive.name() {
                 "server" => self.server(directive, &here, has_hosts),
@@ -134,8 +134,8 @@ impl Import {
     }
 
     /// What holds in a block: its own limits, or else those around it.
-    fn own(&mut self, directives: &[Directive], around: &Inherited) -> Inherited {
-        let mut here = around.clone();
+    fn own(&mut self, directives: &[Directive], outer: &Inherited) -> Inherited {
+        let mut here = outer.clone();
         for directive in directives.iter().filter(|directive| directive.name() == "limit_req_dry_run") {
             here.is_dry_run = directive.words.get(1).is_some_and(|word| word == "on");
         }
@@ -182,8 +182,8 @@ impl Import {
         Some(Applied { zone, burst, is_delayed, is_dry_run: false })
     }
 
-    fn server(&mut self, server: &Directive, around: &Inherited, has_hosts: bool) {
-        let here = self.own(&server.block, around);
+    fn server(&mut self, server: &Directive, outer: &Inherited, has_hosts: bool) {
+        let here = self.own(&server.block, outer);
         let hosts: Vec<&str> = server
             .block
             .iter()
@@ -198,8 +198,8 @@ impl Import {
         contexts.sort_by_key(|context| context.path.as_ref().map_or(0, String::len));
         let mut kept: Vec<Context> = Vec::new();
         for context in contexts {
-            let around = kept.iter().rev().find(|other| other.covers(&context));
-            if around.is_none_or(|around| around.limits != context.limits) {
+            let outer = kept.iter().rev().find(|other| other.covers(&context));
+            if outer.is_none_or(|outer| outer.limits != context.limits) {
                 kept.push(context);
             }
         }
@@ -222,9 +222,9 @@ impl Import {
         }
     }
 
-    fn locations(&mut self, directives: &[Directive], around: &Inherited, contexts: &mut Vec<Context>) {
+    fn locations(&mut self, directives: &[Directive], outer: &Inherited, contexts: &mut Vec<Context>) {
         for location in directives.iter().filter(|directive| directive.name() == "location") {
-            let here = self.own(&location.block, around);
+            let here = self.own(&location.block, outer);
             let words: Vec<&str> = location.words.iter().skip(1).map(String::as_str).collect();
             let (path, is_exact) = match words[..] {
                 ["=", path] => (path, true),
@@ -232,7 +232,7 @@ impl Import {
                 [path] if path.starts_with('/') => (path, false),
                 _ => {
                     let what = words.join(" ");
-                    if here.limits != around.limits {
+                    if here.limits != outer.limits {
                         self.written.note(
                             location.line,
                             format!(
@@ -250,7 +250,7 @@ impl Import {
                 );
                 continue;
             }
-            if !is_exact && !path.ends_with('/') && here.limits != around.limits {
+            if !is_exact && !path.ends_with('/') && here.limits != outer.limits {
                 self.written.note(
                     location.line,
                     format!("`location {path}` also matches paths such as {path}x there; here it is {path} and all below it"),
@@ -353,26 +353,10 @@ fn rate(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::import::written::check_import;
 
     fn check(text: &str, routes: &[&str], notes: &[&str]) {
-        let imported = import(text).unwrap_or_else(|why| panic!("{why}\n{text}"));
-        let config = Config::parse(&imported.toml).unwrap_or_else(|why| panic!("{why}\n{}", imported.toml));
-        let found: Vec<String> = config
-            .gate
-            .routes
-            .iter()
-            .map(|route| {
-                let name = route.limit().unwrap_or_default();
-                let rule = config.gate.policy.find(name).expect("it is there");
-                format!("{route}: {name} {}", crate::validate::words(rule))
-            })
-            .collect();
-        assert_eq!(found, routes, "{}", imported.toml);
-        assert_eq!(imported.notes.len(), notes.len(), "{:?}", imported.notes);
-        for (found, expected) in imported.notes.iter().zip(notes) {
-            assert!(found.starts_with(expected), "{found}");
-        }
+        check_import(import(text), text, routes, notes);
     }
 
     #[test]

@@ -108,3 +108,27 @@ pub(super) fn list<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> String 
     let texts: Vec<String> = texts.into_iter().map(|text| quoted(text.as_ref())).collect();
     format!("[{}]", texts.join(", "))
 }
+
+/// What came of a text is a valid config with these routes, each with its limit in words, and notes that begin so.
+#[cfg(test)]
+pub(super) fn check_import<E: std::fmt::Display>(
+    imported: Result<Imported, E>,
+    text: &str,
+    routes: &[&str],
+    notes: &[&str],
+) {
+    let imported = imported.unwrap_or_else(|why| panic!("{why}\n{text}"));
+    let config = crate::config::Config::parse(&imported.toml);
+    let config = config.unwrap_or_else(|why| panic!("{why}\n{}", imported.toml));
+    let shown = |route: &tollgate::route::RouteLimit| {
+        let name = route.limit().unwrap_or_default();
+        let rule = config.gate.policy.find(name).expect("it is there");
+        format!("{route}: {name} {}", crate::validate::words(rule))
+    };
+    let found: Vec<String> = config.gate.routes.iter().map(shown).collect();
+    assert_eq!(found, routes, "{}", imported.toml);
+    assert_eq!(imported.notes.len(), notes.len(), "{:?}", imported.notes);
+    for (found, expected) in imported.notes.iter().zip(notes) {
+        assert!(found.starts_with(expected), "{found}");
+    }
+}

@@ -140,13 +140,13 @@ mod tests {
     use super::*;
 
     /// The tree as a line: `{a:[1,2]}`.
-    fn told(node: &Node) -> String {
+    fn described(node: &Node) -> String {
         let joined = |parts: Vec<String>| parts.join(",");
         match &node.yaml {
             Yaml::Text(text) => text.clone(),
-            Yaml::List(items) => format!("[{}]", joined(items.iter().map(told).collect())),
+            Yaml::List(items) => format!("[{}]", joined(items.iter().map(described).collect())),
             Yaml::Map(fields) => {
-                let fields = fields.iter().map(|(name, node)| format!("{name}:{}", told(node)));
+                let fields = fields.iter().map(|(name, node)| format!("{name}:{}", described(node)));
                 format!("{{{}}}", joined(fields.collect()))
             }
         }
@@ -155,7 +155,7 @@ mod tests {
     fn check(text: &str, expected: Result<&str, &str>) {
         match (read(text), expected) {
             (Ok(documents), Ok(expected)) => {
-                let all: Vec<_> = documents.iter().map(told).collect();
+                let all: Vec<_> = documents.iter().map(described).collect();
                 assert_eq!(all.join(" "), expected, "{text:.80}");
             }
             (Err(why), Err(expected)) => assert!(why.contains(expected), "{text:.80}: {why}"),

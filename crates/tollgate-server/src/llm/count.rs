@@ -11,11 +11,11 @@ use crate::failure::Failure;
 use crate::source;
 
 /// Counts, and prints the count.
-pub(super) fn run(asked: &LlmCountArgs) -> Result<(), Failure> {
-    let text = source::read_text(&asked.file)?;
-    let found = encoding_of(&asked.model);
+pub(super) fn run(args: &LlmCountArgs) -> Result<(), Failure> {
+    let text = source::read_text(&args.file)?;
+    let found = encoding_of(&args.model);
     let encoding = found.unwrap_or(Encoding::O200k);
-    let (tokens, kind) = match request(&text, &asked.model) {
+    let (tokens, kind) = match request(&text, &args.model) {
         Some(body) => {
             let api = if found.is_some() { Api::ChatCompletions } else { Api::Messages };
             let request =
@@ -26,9 +26,9 @@ pub(super) fn run(asked: &LlmCountArgs) -> Result<(), Failure> {
     };
     let is_exact = found.is_some();
     let (counted, tokens) = (tokens, if is_exact { tokens } else { first_estimate(tokens) });
-    let told = match asked.json {
+    let report = match args.json {
         true => json!({
-            "model": asked.model, "tokens": tokens, "encoding": encoding.name(), "exact": is_exact, "counted": kind,
+            "model": args.model, "tokens": tokens, "encoding": encoding.name(), "exact": is_exact, "counted": kind,
             "counted_tokens": counted,
         })
         .to_string(),
@@ -37,13 +37,13 @@ pub(super) fn run(asked: &LlmCountArgs) -> Result<(), Failure> {
             "about {tokens} tokens ({counted} by {}, {kind}, times 1.2): the vocabulary of {} is not public, so this is what the gateway \
              estimates before it has learned from reported usage",
             encoding.name(),
-            asked.model
+            args.model
         ),
     };
-    writeln!(io::stdout().lock(), "{told}").map_err(Failure::answering)
+    writeln!(io::stdout().lock(), "{report}").map_err(Failure::answering)
 }
 
-/// A file that is a request, asked of this model.
+/// A file with one request to this model.
 fn request(text: &str, model: &str) -> Option<String> {
     let mut body: serde_json::Map<String, Value> = serde_json::from_str(text).ok()?;
     body.get("messages")?;

@@ -33,10 +33,10 @@ use crate::{source, validate};
 /// The exit code of a run that was stopped, as shells have it for ctrl-c.
 const STOPPED: u8 = 130;
 
-pub(super) fn run(asked: &LlmRunArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &LlmRunArgs) -> Result<ExitCode, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
-    let done = runtime.block_on(execute(asked));
+    let done = runtime.block_on(execute(args));
     runtime.shutdown_background();
     done
 }
@@ -49,12 +49,12 @@ struct Summary {
     tokens: u64,
 }
 
-async fn execute(asked: &LlmRunArgs) -> Result<ExitCode, Failure> {
-    let config = config(asked)?;
+async fn execute(args: &LlmRunArgs) -> Result<ExitCode, Failure> {
+    let config = config(args)?;
     let llm = config.llm.clone().unwrap_or_default();
     let providers = Providers::of(&llm).map_err(Failure::new)?;
-    let input = Input::read(&asked.file, |api, model| providers.serves(api, model))?;
-    let mut output = Output::open(&asked.out, &input, asked.retry_failed)?;
+    let input = Input::read(&args.file, |api, model| providers.serves(api, model))?;
+    let mut output = Output::open(&args.out, &input, args.retry_failed)?;
     let gate = Tollgate::open(&config.gate).await;
     let gate = gate.map_err(|error| Failure::new(format!("cannot open the limits: {error}")))?;
     if output.done() < input.len()
@@ -67,18 +67,18 @@ async fn execute(asked: &LlmRunArgs) -> Result<ExitCode, Failure> {
         tokio::time::sleep(wait).await;
     }
     let executor = ExecutorBuilder::default()
-        .caller(Caller { client: asked.client.clone() })
-        .in_flight(asked.in_flight.into())
-        .retry(retry_policy(asked.attempts))
+        .caller(Caller { client: args.client.clone() })
+        .in_flight(args.in_flight.into())
+        .retry(retry_policy(args.attempts))
         .build(ModelLimits::new(gate, llm), providers.noting(output.file()));
     let began = Instant::now();
     let mut progress = Progress::new(input.len(), output.done());
     let mut summary = Summary::default();
     let is_stopped =
-        send_all(&executor, &input, &mut output, &mut progress, &mut summary, asked.in_flight.into()).await?;
+        send_all(&executor, &input, &mut output, &mut progress, &mut summary, args.in_flight.into()).await?;
     drop(progress);
-    output.finish().map_err(|error| Failure::writing(&source::name(&asked.out), &error))?;
-    report(asked, &input, &output, &summary, began.elapsed()).map_err(Failure::answering)?;
+    output.finish().map_err(|error| Failure::writing(&source::name(&args.out), &error))?;
+    report(args, &input, &output, &summary, began.elapsed()).map_err(Failure::answering)?;
     Ok(match (is_stopped, output.failed()) {
         (true, _) => ExitCode::from(STOPPED),
         (false, 0) => ExitCode::SUCCESS,
@@ -175,9 +175,9 @@ fn wait_for_the_last_run(output: &Output, llm: &LlmConfig, gate: &Tollgate) -> O
     window.checked_sub(since).filter(|wait| !wait.is_zero())
 }
 
-fn config(asked: &LlmRunArgs) -> Result<Config, Failure> {
-    let Some(base_url) = &asked.base_url else {
-        let Some(path) = &asked.config else {
+fn config(args: &LlmRunArgs) -> Result<Config, Failure> {
+    let Some(base_url) = &args.base_url else {
+        let Some(path) = &args.config else {
             return Err(Failure::new(
                 "nothing says where the requests go; write --config FILE, a config with [llm.upstreams.NAME], or --base-url URL, a \
                  gateway such as http://127.0.0.1:8080",
@@ -193,7 +193,7 @@ fn config(asked: &LlmRunArgs) -> Result<Config, Failure> {
         }
         let clients = config.llm.iter().flat_map(|llm| &llm.clients).map(|client| client.name.as_str());
         let clients: Vec<&str> = clients.collect();
-        return match &asked.client {
+        return match &args.client {
             Some(client) if !clients.contains(&client.as_str()) => {
                 let known = if clients.is_empty() { "none".to_owned() } else { clients.join(", ") };
                 Err(Failure::new(format!(
@@ -207,7 +207,7 @@ fn config(asked: &LlmRunArgs) -> Result<Config, Failure> {
     let base = base_url.trim_end_matches('/');
     let base = base.strip_suffix("/v1").unwrap_or(base);
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    let key = asked.api_key.as_ref().map_or_else(String::new, |key| format!("api_key = {}\n", quoted(key)));
+    let key = args.api_key.as_ref().map_or_else(String::new, |key| format!("api_key = {}\n", quoted(key)));
     let text = format!(
         "[llm.upstreams.openai]\nkind = \"openai\"\nbase_url = {}\n{key}\
          [llm.upstreams.anthropic]\nkind = \"anthropic\"\nbase_url = {}\n{key}",
@@ -222,7 +222,7 @@ fn config(asked: &LlmRunArgs) -> Result<Config, Failure> {
 }
 
 fn report(
-    asked: &LlmRunArgs,
+    args: &LlmRunArgs,
     input: &Input,
     output: &Output,
     summary: &Summary,
@@ -230,7 +230,7 @@ fn report(
 ) -> io::Result<()> {
     let left = input.len().saturating_sub(output.done());
     let mut stdout = io::stdout().lock();
-    if asked.json {
+    if args.json {
         let answer = json!({
             "requests": input.len(), "answered": output.done() - output.failed(), "failed": output.failed(), "left": left,
             "sent_now": summary.answered + summary.failed, "tokens_now": summary.tokens, "seconds": took.as_secs_f64(),
@@ -246,7 +246,7 @@ fn report(
         number(output.failed()),
         grouped(summary.tokens),
         took.as_secs_f64(),
-        source::name(&asked.out)
+        source::name(&args.out)
     )?;
     match left {
         0 => writeln!(stdout),

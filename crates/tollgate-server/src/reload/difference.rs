@@ -1,7 +1,9 @@
-//! What a config would change of the one in force, in words: limits that come, go and change, other sections, and what needs a restart.
+//! The changes of a new config, in words: limits that are added, removed and changed, other sections, and fields that need a
+//! restart.
 //!
-//! A reload writes it to the log, and `tollgate validate --against URL` asks for it before the file is in place. Keys of overrides are left out, because
-//! logs are read by more people than configs; of `[server]` and `[store]` only the names of fields are shown, because values may be secrets.
+//! A reload logs it, and `tollgate validate --against URL` shows it before the file is in place. Keys of overrides are left out,
+//! because logs have more readers than configs; of `[server]` and `[store]` only the names of fields are shown, because values
+//! may be secrets.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +18,21 @@ use crate::validate;
 /// All that differs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct Difference {
-    /// What a reload applies, one line each: `+` comes, `-` goes, `~` changes.
+    /// The changes that a reload applies, one line each: `+` added, `-` removed, `~` changed.
     pub(crate) changes: Vec<String>,
     /// Fields that changed and need a restart.
     pub(crate) restart: Vec<String>,
 }
 
-/// How many lines go into one line of the log.
+/// How many changes go into one log line.
 const LOGGED: usize = 20;
 
 impl Difference {
     /// From the config in force to another.
     pub(crate) fn between(old: &Config, new: &Config) -> Difference {
+        let mut applied = new.clone();
+        let restart = keep_fixed(old, &mut applied);
+        let new = &applied;
         let mut changes = Vec::new();
         let (before, after) = (old.gate.policy.rules(), new.gate.policy.rules());
         let named = |rules: &[Rule], name: &str| rules.iter().find(|rule| rule.name() == name).cloned();
@@ -52,10 +57,10 @@ impl Difference {
                 changes.push(format!("~ {section}"));
             }
         }
-        Difference { changes, restart: keep_fixed(old, &mut new.clone()) }
+        Difference { changes, restart }
     }
 
-    /// All changes in one line, as far as a line of a log is read.
+    /// All changes in one line, up to a bound.
     pub(crate) fn in_one_line(&self) -> String {
         let more = match self.changes.len().saturating_sub(LOGGED) {
             0 => String::new(),
@@ -93,7 +98,7 @@ fn changed(old: &Rule, new: &Rule) -> Option<String> {
     Some(format!("~ limit {}: {words}{notes}", new.name()))
 }
 
-/// Whether what was counted is of no use under the new strategy. Both buckets keep the same state.
+/// Whether the counters are of no use under the new strategy. Both buckets have the same state.
 fn begins_anew(old: &Allowance, new: &Allowance) -> bool {
     let (Allowance::Limited(old), Allowance::Limited(new)) = (old, new) else { return false };
     let kind = |strategy| match strategy {

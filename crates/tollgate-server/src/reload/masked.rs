@@ -1,17 +1,17 @@
-//! The mistakes of a config for everybody who may look: without the keys of its overrides.
+//! The mistakes of a config for all readers: without the keys of its overrides.
 //!
-//! Such a key is often a person, and the page, `/v1/server` and the log are read by more people than the config. Line and column
-//! stay, so a reader of the file finds the place.
+//! Such a key is often a person, and the page, `/v1/server` and the log have more readers than the config. Line and column stay,
+//! so a reader of the file finds the position.
 
 use tollgate::config::{Mistake, Mistakes};
 
-/// What comes before a key in the name of a field.
+/// The text before a key in the name of a field.
 const BEFORE: &str = ".overrides.";
 
 /// What names them all.
 const AT_THE_END: &str = ".overrides";
 
-/// The fields of an override. Others may be the second half of a key that somebody forgot to put in quotes.
+/// The fields of an override. Other names may be the second half of a key without quotes.
 const FIELDS: [&str; 15] = [
     "strategy",
     "subsecond",
@@ -46,7 +46,7 @@ fn mask(mistake: &Mistake) -> String {
         let fix = mistake.fix.replace(&mistake.field, &shown.field);
         shown.fix = fix.split("; did you mean \"").next().unwrap_or_default().to_owned();
     }
-    // A key alone in the place of all of them.
+    // A single key instead of a table.
     if mistake.field.ends_with(AT_THE_END) && !mistake.value.is_empty() {
         shown.value = "…".to_owned();
     }
@@ -79,7 +79,7 @@ mod tests {
             "limits.a.overrides.'alice@x.com' = 7",
             r#"limits.a.overrides."…" = 7: must be a table: write [limits.a.overrides."…"] and its fields"#,
         );
-        // No key at all, and what it says may be one.
+        // Not a valid key, and its message may contain one.
         check("limits.a.overrides.'100%:alice'.limit = 3", r#"line 4, limits.a.overrides."…": "#);
         // A key with a dot that wants quotes.
         check(

@@ -1,6 +1,7 @@
 //! `tollgate top`: the limits of a running server and what they decide, once a second, until q.
 //!
-//! What is counted comes from `/metrics`, what there is from `/v1/limits`, how it fares from `/v1/server`. The terminal is put
+//! What is counted comes from `/metrics`, what there is from `/v1/limits`, how it fares from `/v1/server`, who is denied from `/v1/snapshot`. Rows are
+//! sorted, those that deny first, and scroll where they do not fit. The terminal is put
 //! back as it was however this ends, short of being killed. Where stdout is no terminal there is one table, with totals.
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use super::{number, text};
 use crate::cli::TopArgs;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::figures::grouped;
+use crate::figures::{grouped, shortened};
 use crate::screen::{Ink, Tone};
 use crate::table::{Cell, Side, Table};
 
@@ -35,23 +36,202 @@ struct Look {
     limits: Value,
     server: Value,
     counts: BTreeMap<String, Count>,
+    /// By limit: who is denied most, and whether it is decided without the store now.
+    lately: BTreeMap<String, Lately>,
+}
+
+/// What a limit did in the last seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Lately {
+    /// Who was denied most in the last minutes, and how often.
+    offender: Option<(String, u64)>,
+    falls_back: bool,
+}
+
+/// How rows are sorted, and from which on they are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct View {
+    sort: Sort,
+    from: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    Denied,
+    Allowed,
+    Share,
+    Name,
+}
+
+/// What was pressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Press {
+    Quit,
+    Sort(Sort),
+    /// So many rows down, or up.
+    Scroll(isize),
+    Start,
+    End,
+}
+
+impl View {
+    const FIRST: View = View { sort: Sort::Denied, from: 0 };
+
+    /// After a key, with so many rows of which so many are shown.
+    fn after(self, press: Press, rows: usize, shown: usize) -> View {
+        let last = rows.saturating_sub(shown);
+        match press {
+            Press::Quit => self,
+            Press::Sort(sort) => View { sort, from: 0 },
+            Press::Scroll(by) => View { from: self.from.saturating_add_signed(by).min(last), ..self },
+            Press::Start => View { from: 0, ..self },
+            Press::End => View { from: last, ..self },
+        }
+    }
+}
+
+/// What was pressed, from the bytes that a terminal sends.
+fn presses(mut bytes: &[u8]) -> Vec<Press> {
+    const SEQUENCES: [(&[u8], Press); 8] = [
+        (b"\x1b[A", Press::Scroll(-1)),
+        (b"\x1b[B", Press::Scroll(1)),
+        (b"\x1b[5~", Press::Scroll(-10)),
+        (b"\x1b[6~", Press::Scroll(10)),
+        (b"\x1b[H", Press::Start),
+        (b"\x1b[1~", Press::Start),
+        (b"\x1b[F", Press::End),
+        (b"\x1b[4~", Press::End),
+    ];
+    let mut all = Vec::new();
+    while let Some((first, rest)) = bytes.split_first() {
+        if let Some((text, press)) = SEQUENCES.iter().find(|(text, _)| bytes.starts_with(text)) {
+            all.push(*press);
+            bytes = &bytes[text.len()..];
+            continue;
+        }
+        bytes = rest;
+        all.extend(match first {
+            b'q' | b'Q' | 3 | 4 => Some(Press::Quit),
+            // Alone it is the key; before others it begins a sequence that means nothing here.
+            27 if rest.is_empty() => Some(Press::Quit),
+            27 => {
+                bytes = &[];
+                None
+            }
+            b'd' => Some(Press::Sort(Sort::Denied)),
+            b'a' => Some(Press::Sort(Sort::Allowed)),
+            b's' => Some(Press::Sort(Sort::Share)),
+            b'n' => Some(Press::Sort(Sort::Name)),
+            b'j' => Some(Press::Scroll(1)),
+            b'k' => Some(Press::Scroll(-1)),
+            b' ' => Some(Press::Scroll(10)),
+            b'g' => Some(Press::Start),
+            b'G' => Some(Press::End),
+            _ => None,
+        });
+    }
+    all
+}
+
+/// One limit, as it is shown.
+#[derive(Clone, Debug, PartialEq)]
+struct Line {
+    name: String,
+    rule: String,
+    count: Count,
+    /// A second; `None` with the first look.
+    rate: Option<Count>,
+    lately: Lately,
+    fallback: String,
+}
+
+impl Line {
+    fn share(&self) -> f64 {
+        let of = self.rate.unwrap_or(self.count);
+        let all = of.allowed + of.denied;
+        if all > 0.0 { of.denied / all } else { 0.0 }
+    }
+}
+
+/// The limits in the order of a view.
+fn lines(look: &Look, before: Option<&Look>, sort: Sort) -> Vec<Line> {
+    let mut all: Vec<Line> = look.limits["limits"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|limit| {
+            let name = text(&limit["limit"]);
+            let count = look.counts.get(&name).copied().unwrap_or_default();
+            let rate = before.map(|before| {
+                let then = before.counts.get(&name).copied().unwrap_or_default();
+                let seconds = look.at.duration_since(before.at).as_secs_f64().max(0.001);
+                // A server that was started anew counts from zero.
+                let a_second = |now: f64, then: f64| (now - then).max(0.0) / seconds;
+                Count {
+                    allowed: a_second(count.allowed, then.allowed),
+                    denied: a_second(count.denied, then.denied),
+                }
+            });
+            let shadow = if limit["shadow"] == true { " (shadow)" } else { "" };
+            Line {
+                rule: format!("{}{shadow}", text(&limit["rule"])),
+                lately: look.lately.get(&name).cloned().unwrap_or_default(),
+                fallback: text(&limit["fallback"]),
+                name,
+                count,
+                rate,
+            }
+        })
+        .collect();
+    // What is rare is not lost among what is not: by rate first, then by all that was counted.
+    let by = |line: &Line| match sort {
+        Sort::Denied => (line.rate.map_or(0.0, |rate| rate.denied), line.count.denied),
+        Sort::Allowed => (line.rate.map_or(0.0, |rate| rate.allowed), line.count.allowed),
+        Sort::Share => (line.share(), line.count.denied),
+        Sort::Name => (0.0, 0.0),
+    };
+    all.sort_by(|one, other| {
+        let (a, b) = (by(one), by(other));
+        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)).then_with(|| one.name.cmp(&other.name))
+    });
+    all
+}
+
+/// Who is denied most under each limit, and which limits are decided without the store, from `/v1/snapshot`.
+fn lately(snapshot: &Value) -> BTreeMap<String, Lately> {
+    let of = |limit: &Value| {
+        let offender = limit["offenders"].as_array().and_then(|all| all.first()).map(|one| {
+            let who = match one["key"].as_str() {
+                Some(key) => super::visible(key),
+                None => text(&one["hash"]).chars().take(12).collect::<String>() + "…",
+            };
+            (who, one["denials"].as_u64().unwrap_or_default())
+        });
+        let fell_back = limit["seconds"]["fell_back"].as_array();
+        let falls_back =
+            fell_back.is_some_and(|all| all.iter().rev().take(5).any(|count| count.as_u64() > Some(0)));
+        (text(&limit["limit"]), Lately { offender, falls_back })
+    };
+    snapshot["limits"].as_array().into_iter().flatten().map(of).collect()
 }
 
 impl Look {
     fn take(client: &Client) -> Result<Look, Failure> {
         let (limits, server) = (client.get_json("/v1/limits")?, client.get_json("/v1/server")?);
         let counts = counts(&client.get("/metrics")?.body);
-        Ok(Look { at: Instant::now(), limits, server, counts })
+        let lately = lately(&client.get_json("/v1/snapshot")?);
+        Ok(Look { at: Instant::now(), limits, server, counts, lately })
     }
 }
 
-/// Does what was asked.
-pub(crate) fn run(asked: &TopArgs) -> Result<(), Failure> {
-    let client = Client::new(&asked.server.url)?;
+/// Runs the command.
+pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
+    let client = Client::new(&args.server.url)?;
     let first = Look::take(&client)?;
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let mut out = io::stdout().lock();
-        return show(&mut out, Ink::of(&io::stdout()), &client, &first, None).map_err(Failure::answering);
+        let ink = Ink::of(&io::stdout());
+        return show(&mut out, ink, &client, (&first, None), View::FIRST, None).map_err(Failure::answering);
     }
     let screen = Screen::open().map_err(|error| Failure::new(format!("cannot use the terminal: {error}")))?;
     let ended = live(&client, first);
@@ -62,17 +242,30 @@ pub(crate) fn run(asked: &TopArgs) -> Result<(), Failure> {
 fn live(client: &Client, first: Look) -> Result<(), Failure> {
     let ink = Ink::of(&io::stdout());
     let (mut last, mut before, mut trouble) = (first, None, None);
+    let mut view = View::FIRST;
+    let mut next = Instant::now() + LOOK;
     loop {
         let mut page = Vec::new();
-        show(&mut page, ink, client, &last, before.as_ref()).map_err(Failure::answering)?;
+        let room = Room::of_terminal();
+        show(&mut page, ink, client, (&last, before.as_ref()), view, Some(room))
+            .map_err(Failure::answering)?;
         // A server that restarts comes back; until then the last page stands, with what is wrong below it.
         if let Some(trouble) = &trouble {
             page.extend_from_slice(format!("\n{}", ink.paint(Tone::Bad, trouble)).as_bytes());
         }
         draw(&page).map_err(Failure::answering)?;
-        if wants_to_quit(LOOK).map_err(|error| Failure::reading("stdin", &error))? {
+        let left = next.saturating_duration_since(Instant::now());
+        let pressed = pressed(left).map_err(|error| Failure::reading("stdin", &error))?;
+        if pressed.contains(&Press::Quit) {
             return Ok(());
         }
+        if !pressed.is_empty() {
+            // What was pressed is seen at once, and not with the next look.
+            let rows = last.limits["limits"].as_array().map_or(0, Vec::len);
+            view = pressed.into_iter().fold(view, |view, press| view.after(press, rows, room.rows));
+            continue;
+        }
+        next = Instant::now() + LOOK;
         match Look::take(client) {
             Ok(look) => {
                 before = Some(std::mem::replace(&mut last, look));
@@ -83,10 +276,36 @@ fn live(client: &Client, first: Look) -> Result<(), Failure> {
     }
 }
 
+/// How many lines the table leaves to what stands above and below it: the server, an empty line, the head, what there is besides, the help and a line for
+/// what is wrong.
+const HEAD_AND_FOOT: usize = 6;
+
+/// What the table has on a terminal.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    rows: usize,
+    columns: usize,
+}
+
+/// From how many columns on the table has all of its own, and from how many it has the rule beside what must be seen.
+const WIDE: usize = 140;
+const MIDDLE: usize = 112;
+
+impl Room {
+    fn of_terminal() -> Room {
+        let (rows, columns) = tcgetwinsize(io::stdout()).map_or((24, 80), |size| (size.ws_row, size.ws_col));
+        Room { rows: usize::from(rows).saturating_sub(HEAD_AND_FOOT).max(1), columns: usize::from(columns) }
+    }
+}
+
+fn rows_of_terminal() -> usize {
+    tcgetwinsize(io::stdout()).map_or(24, |size| usize::from(size.ws_row))
+}
+
 /// Overwrites what is there, line by line, so that nothing flickers; lines that do not fit are left out.
 fn draw(page: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let rows = tcgetwinsize(io::stdout()).map_or(24, |size| usize::from(size.ws_row));
+    let rows = rows_of_terminal();
     out.write_all(b"\x1b[H")?;
     for line in page.split(|byte| *byte == b'\n').take(rows.saturating_sub(1).max(1)) {
         out.write_all(line)?;
@@ -100,63 +319,126 @@ fn show(
     out: &mut impl Write,
     ink: Ink,
     client: &Client,
-    look: &Look,
-    before: Option<&Look>,
+    (look, before): (&Look, Option<&Look>),
+    view: View,
+    room: Option<Room>,
 ) -> io::Result<()> {
     let store = &look.server["store"];
     let tone = if store["state"] == "up" { Tone::Good } else { Tone::Bad };
+    // Nobody counts the keys of a shared store, and a store in this process does not fail.
+    let more = match store["mode"] == "memory" {
+        true => format!("keys {}", number(&look.server["keys"])),
+        false => format!("fallen back {}", number(&store["fallen_back"])),
+    };
     writeln!(
         out,
-        "{}  store {} {}  keys {}  fallen back {}  version {}",
+        "{}  store {} {}  {more}  version {}",
         ink.paint(Tone::Strong, client.url()),
         text(&store["mode"]),
         ink.paint(tone, text(&store["state"])),
-        number(&look.server["keys"]),
-        number(&store["fallen_back"]),
         text(&look.server["version"]),
     )?;
+    let mut notices = 0;
     if let Some(why) = look.server["reloads"].as_array().and_then(|all| all.last()?["refused"].as_str()) {
         writeln!(
             out,
             "{}",
             ink.paint(Tone::Bad, format!("the changed config was refused: {}", super::visible(why)))
         )?;
+        notices += 1;
     }
     let restart = look.server["reloads"].as_array().and_then(|all| all.last()?["restart"].as_array());
     let restart: Vec<String> = restart.into_iter().flatten().map(text).collect();
     if !restart.is_empty() {
         writeln!(out, "changed in the config, and needs a restart: {}", restart.join(", "))?;
+        notices += 1;
     }
     writeln!(out)?;
-    let mut table = Table::new(&[
+    let room = room.map(|room| Room { rows: room.rows.saturating_sub(notices).max(1), ..room });
+    table(out, ink, &lines(look, before, view.sort), view, room)
+}
+
+/// The limits that there is room for, and how many there are besides; with help where there is somebody to press keys.
+fn table(out: &mut impl Write, ink: Ink, all: &[Line], view: View, room: Option<Room>) -> io::Result<()> {
+    let is_live = room.is_some();
+    let columns = room.map_or(usize::MAX, |room| room.columns);
+    let (has_rules, has_sums) = (columns >= MIDDLE, columns >= WIDE);
+    let room = room.map_or(all.len(), |room| room.rows);
+    let from = view.from.min(all.len().saturating_sub(room));
+    let shown = &all[from..(from + room).min(all.len())];
+    let wanted = |index: usize| match index {
+        1 => has_rules,
+        5 | 6 => has_sums,
+        _ => true,
+    };
+    let heads = [
         ("LIMIT", Side::Left),
         ("RULE", Side::Left),
         ("ALLOWED/S", Side::Right),
         ("DENIED/S", Side::Right),
+        ("SHARE", Side::Right),
         ("ALLOWED", Side::Right),
         ("DENIED", Side::Right),
-    ]);
-    for limit in look.limits["limits"].as_array().into_iter().flatten() {
-        let name = text(&limit["limit"]);
-        let now = look.counts.get(&name).copied().unwrap_or_default();
-        let rate = |of: fn(&Count) -> f64| {
-            let Some(before) = before else { return "-".to_owned() };
-            let then = before.counts.get(&name).copied().unwrap_or_default();
-            let seconds = look.at.duration_since(before.at).as_secs_f64().max(0.001);
-            // A server that was started anew counts from zero.
-            format!("{:.1}", (of(&now) - of(&then)).max(0.0) / seconds)
+        ("DENIED MOST", Side::Left),
+        ("FALLBACK", Side::Left),
+    ];
+    let heads: Vec<(&str, Side)> =
+        heads.into_iter().enumerate().filter(|(index, _)| wanted(*index)).map(|(_, head)| head).collect();
+    let mut table = Table::new(&heads);
+    // In 80 columns a name has 24 and a key 10, with its count.
+    let short = |text: &str, most: usize| match has_rules {
+        true => text.to_owned(),
+        false => shortened(text, most),
+    };
+    for line in shown {
+        let rate = |of: fn(Count) -> f64| {
+            line.rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.1}", of(rate)))
         };
-        let denied = if now.denied > 0.0 { Tone::Bad } else { Tone::Plain };
-        table.row([
-            Cell::toned(Tone::Strong, name.clone()),
-            text(&limit["rule"]).into(),
+        let denied = if line.count.denied > 0.0 { Tone::Bad } else { Tone::Plain };
+        let offender = line.lately.offender.as_ref();
+        let falls_back = match line.lately.falls_back {
+            true => Cell::toned(Tone::Bad, format!("now: {}", line.fallback)),
+            false => Cell::toned(Tone::Faint, line.fallback.clone()),
+        };
+        let cells = [
+            Cell::toned(Tone::Strong, short(&line.name, 24)),
+            line.rule.clone().into(),
             rate(|count| count.allowed).into(),
             rate(|count| count.denied).into(),
-            whole(now.allowed).into(),
-            Cell::toned(denied, whole(now.denied)),
-        ]);
+            format!("{:.1} %", 100.0 * line.share()).into(),
+            whole(line.count.allowed).into(),
+            Cell::toned(denied, whole(line.count.denied)),
+            offender
+                .map_or_else(
+                    || "-".to_owned(),
+                    |(who, times)| format!("{} {}", short(who, 10), grouped(*times)),
+                )
+                .into(),
+            falls_back,
+        ];
+        table.row(cells.into_iter().enumerate().filter(|(index, _)| wanted(*index)).map(|(_, cell)| cell));
     }
-    table.print(out, ink, 0)
+    table.print(out, ink, 0)?;
+    let more = all.len() - shown.len();
+    if more > 0 {
+        let (above, below) = (from, all.len() - from - shown.len());
+        writeln!(out, "{}", ink.paint(Tone::Faint, format!("{more} more: {above} above, {below} below")))?;
+    }
+    if is_live {
+        let by = match view.sort {
+            Sort::Denied => "denials first",
+            Sort::Allowed => "allowed first",
+            Sort::Share => "share first",
+            Sort::Name => "by name",
+        };
+        let help = match has_rules {
+            true => "sort: d denied  a allowed  s share  n name   scroll: arrows, space, g, G   q quit",
+            false => "d denied a allowed s share n name   ↑ ↓ g G scroll   q quit",
+        };
+        let help = format!("{by}   {help}");
+        writeln!(out, "{}", ink.paint(Tone::Faint, help))?;
+    }
+    Ok(())
 }
 
 /// Counters are whole numbers, and exact as floats far beyond what anybody counts.
@@ -195,8 +477,8 @@ fn counts(metrics: &str) -> BTreeMap<String, Count> {
     counts
 }
 
-/// Waits for a key that ends it: q, ctrl-c, ctrl-d, escape, or the end of the input.
-fn wants_to_quit(wait: Duration) -> io::Result<bool> {
+/// What is pressed within a time; the end of the input counts as q.
+fn pressed(wait: Duration) -> io::Result<Vec<Press>> {
     let end = Instant::now() + wait;
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -204,13 +486,13 @@ fn wants_to_quit(wait: Duration) -> io::Result<bool> {
         let stdin = io::stdin();
         let mut ready = [PollFd::new(&stdin, PollFlags::IN)];
         match poll(&mut ready, Some(&timeout)) {
-            Ok(0) => return Ok(false),
+            Ok(0) => return Ok(Vec::new()),
             Ok(_) => {
-                let mut pressed = [0; 16];
-                let length = rustix::io::read(&stdin, &mut pressed)?;
-                if length == 0 || pressed[..length].iter().any(|key| matches!(key, b'q' | b'Q' | 3 | 4 | 27))
-                {
-                    return Ok(true);
+                let mut bytes = [0; 64];
+                let length = rustix::io::read(&stdin, &mut bytes)?;
+                let pressed = if length == 0 { vec![Press::Quit] } else { presses(&bytes[..length]) };
+                if !pressed.is_empty() {
+                    return Ok(pressed);
                 }
             }
             // A window that changes its size interrupts the wait.
@@ -248,6 +530,97 @@ impl Drop for Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn look(counts: &[(&str, f64, f64)], at: Instant) -> Look {
+        let limits: Vec<Value> = counts
+            .iter()
+            .map(|(name, ..)| serde_json::json!({ "limit": name, "rule": "5 per 1m window", "fallback": "local", "shadow": false }))
+            .collect();
+        let of = |(name, allowed, denied): &(&str, f64, f64)| {
+            ((*name).to_owned(), Count { allowed: *allowed, denied: *denied })
+        };
+        Look {
+            at,
+            limits: serde_json::json!({ "limits": limits }),
+            server: Value::Null,
+            counts: counts.iter().map(of).collect(),
+            lately: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn rows_are_sorted_and_scroll() {
+        let start = Instant::now();
+        let before = look(&[("quiet", 9.0, 9.0), ("api", 100.0, 0.0), ("login", 1.0, 1.0)], start);
+        let now = look(
+            &[("quiet", 9.0, 9.0), ("api", 300.0, 1.0), ("login", 1.0, 21.0)],
+            start + Duration::from_secs(2),
+        );
+        let names = |sort| -> Vec<String> {
+            lines(&now, Some(&before), sort).into_iter().map(|line| line.name).collect()
+        };
+        assert_eq!(names(Sort::Denied), ["login", "api", "quiet"]);
+        assert_eq!(names(Sort::Allowed), ["api", "quiet", "login"]);
+        assert_eq!(names(Sort::Share), ["login", "api", "quiet"]);
+        assert_eq!(names(Sort::Name), ["api", "login", "quiet"]);
+        let all = lines(&now, Some(&before), Sort::Denied);
+        assert_eq!(all[0].rate, Some(Count { allowed: 0.0, denied: 10.0 }));
+        let shown_on = |view: View, room: Option<usize>, columns| {
+            let mut text = Vec::new();
+            let room = room.map(|rows| Room { rows, columns });
+            table(&mut text, Ink::Plain, &all, view, room).expect("memory");
+            String::from_utf8(text).expect("text")
+        };
+        let shown = |view: View, room: Option<usize>| shown_on(view, room, 200);
+        let first = shown(View::FIRST, Some(1));
+        assert!(first.contains("login") && !first.contains("quiet"), "{first}");
+        assert!(first.contains("2 more: 0 above, 2 below\ndenials first   sort: d denied"), "{first}");
+        let last = shown(View { from: 99, ..View::FIRST }, Some(1));
+        assert!(last.contains("quiet") && last.contains("2 more: 2 above, 0 below"), "{last}");
+        // On a usual terminal nothing is cut off: not who is denied, not the fallback, not the help.
+        let narrow = shown_on(View { sort: Sort::Share, from: 0 }, Some(1), 80);
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+        for words in ["DENIED MOST", "FALLBACK", "q quit", "2 more"] {
+            assert!(narrow.contains(words), "{words}: {narrow}");
+        }
+        assert!(!narrow.contains("RULE") && shown_on(View::FIRST, Some(1), 120).contains("RULE"));
+        let whole = shown(View::FIRST, None);
+        assert!(whole.contains("quiet") && !whole.contains("more") && !whole.contains("sort:"), "{whole}");
+        let view = View::FIRST.after(Press::Scroll(5), 60, 20).after(Press::Scroll(-2), 60, 20);
+        assert_eq!(view.from, 3);
+        assert_eq!(view.after(Press::End, 60, 20).from, 40);
+        assert_eq!(view.after(Press::Scroll(1_000), 60, 20).from, 40);
+        assert_eq!(view.after(Press::Sort(Sort::Name), 60, 20), View { sort: Sort::Name, from: 0 });
+        assert_eq!(view.after(Press::Scroll(9), 5, 20).from, 0, "what fits does not scroll");
+    }
+
+    #[test]
+    fn keys_are_read_as_terminals_send_them() {
+        for (bytes, expected) in [
+            (&b"q"[..], &[Press::Quit][..]),
+            (b"\x1b", &[Press::Quit]),
+            (b"\x1b[A\x1b[B", &[Press::Scroll(-1), Press::Scroll(1)]),
+            (b"\x1b[6~d", &[Press::Scroll(10), Press::Sort(Sort::Denied)]),
+            (b"\x1b[31;5u", &[]),
+            (b"xyz", &[]),
+            (b"jG", &[Press::Scroll(1), Press::End]),
+        ] {
+            assert_eq!(presses(bytes), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_denied_and_what_falls_back_is_taken_from_the_snapshot() {
+        let snapshot = serde_json::json!({ "limits": [
+            { "limit": "api", "offenders": [{ "hash": "0123456789abcdef", "key": null, "denials": 7 }], "seconds": { "fell_back": [9, 0, 0, 0, 0, 0] } },
+            { "limit": "login", "offenders": [{ "hash": "ff", "key": "user:1", "denials": 2 }], "seconds": { "fell_back": [0, 0, 1] } },
+            { "limit": "idle", "offenders": [], "seconds": { "fell_back": [] } },
+        ] });
+        let seen = lately(&snapshot);
+        assert_eq!(seen["api"], Lately { offender: Some(("0123456789ab…".into(), 7)), falls_back: false });
+        assert_eq!(seen["login"], Lately { offender: Some(("user:1".into(), 2)), falls_back: true });
+        assert_eq!(seen["idle"], Lately::default());
+    }
 
     #[test]
     fn counts_are_added_up_by_limit() {

@@ -1,7 +1,7 @@
-//! What `tollgate serve` says of itself at start, for people: what it serves, where, and a line to try.
+//! The announcement of `tollgate serve` at start, for people: what it serves, at which address, and a command to try.
 //!
-//! The line to try fits the config: a limit that can be charged, a concurrency limit, language models, background jobs, or none of
-//! these. It is the last line, so that programs that start a server know when all has been said.
+//! The command fits the config: a limit that can be charged, a concurrency limit, language models, background jobs, or none of
+//! these. It is the last line, so that a program that starts a server knows that the announcement is complete.
 
 use std::net::SocketAddr;
 
@@ -15,13 +15,13 @@ use crate::config::Config;
 use crate::failure::print_line;
 use crate::validate::is_concurrency;
 
-/// Says where the server is.
-pub(super) fn announce(asked: &ServeArgs, address: SocketAddr, listeners: &Listeners, app: &App) {
+/// Prints the announcement.
+pub(super) fn announce(args: &ServeArgs, address: SocketAddr, listeners: &Listeners, app: &App) {
     let state = app.state();
-    let file = asked.config.as_ref().map(|file| file.display().to_string());
+    let file = args.config.as_ref().map(|file| file.display().to_string());
     let policy = match &file {
         Some(file) => file.clone(),
-        None if asked.is_demo => "the example policy to made-up callers".to_owned(),
+        None if args.is_demo => "the example policy to made-up callers".to_owned(),
         None => "the example policy (name your own with --config)".to_owned(),
     };
     print_line(format_args!("tollgate serves {policy}, counting in {}", state.config.gate.store.mode.name()));
@@ -41,7 +41,7 @@ pub(super) fn announce(asked: &ServeArgs, address: SocketAddr, listeners: &Liste
     print_line(format_args!("  try    {}", line_to_try(&state.config, file.as_deref(), address)));
 }
 
-/// Something to do with what this config has.
+/// A command to try with this config.
 fn line_to_try(config: &Config, file: Option<&str>, address: SocketAddr) -> String {
     let post = |path: &str, headers: &str, body: &str| {
         format!("curl -s http://{address}{path} -H 'content-type: application/json'{headers} -d '{body}'")

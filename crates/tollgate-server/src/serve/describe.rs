@@ -1,7 +1,7 @@
-//! What the server's own metrics mean, in the words that `/metrics` shows. The library describes its own.
+//! The descriptions of the server's own metrics, for `/metrics`. The library describes its own.
 
 /// Counters, gauges and histograms of the server and of its gateway.
-const COUNTERS: [(&str, &str); 9] = [
+const COUNTERS: [(&str, &str); 11] = [
     ("tollgate_admin_refused_total", "Admin calls that were refused, by why"),
     ("tollgate_connections_refused_total", "Connections that were refused, by face and by why"),
     ("tollgate_envoy_calls_total", "Calls of Envoy, by the code of the answer"),
@@ -17,6 +17,8 @@ const COUNTERS: [(&str, &str); 9] = [
     ("tollgate_llm_attempts_total", "Attempts at a provider, by model and by what became of them"),
     ("tollgate_llm_requests_total", "Calls of language models, by model and by whether they were answered"),
     ("tollgate_llm_tokens_total", "Tokens, by model and by kind: as reported, else as estimated"),
+    ("tollgate_llm_trail_dropped_total", "Lines of the trail that the disk was too slow for or did not take"),
+    ("tollgate_log_lines_dropped_total", "Lines of the log that its output did not take"),
 ];
 const RELOADS: (&str, &str) = ("tollgate_reloads_total", "Reloads of the config, by what became of them");
 const GAUGES: [(&str, &str); 4] = [

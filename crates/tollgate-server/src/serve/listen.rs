@@ -1,7 +1,7 @@
-//! Accepting connections: no more than there is room for, no more of one peer than its share, and none after the last.
+//! Accepts connections: a bounded number, a bounded share for one peer, and none after the end.
 //!
-//! Each face has a door of its own, so that a crowd before one of them does not keep anybody from the others: health and metrics
-//! are answered while RESP is full. Connections that are refused are counted (`tollgate_connections_refused_total`).
+//! Each API has its own connection limit, so that a crowd on one of them does not block the others: health and metrics are
+//! answered while RESP is full. Refused connections are counted (`tollgate_connections_refused_total`).
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,8 +19,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::ServerConfig;
 
-/// How many connections a face has, and one peer of them, unless the config says. Where each may carry a hundred calls at once, as
-/// over gRPC, one peer needs fewer of them, and would have the server hold much with as many.
+/// The default number of connections of an API, and of one peer. A gRPC connection may carry a hundred calls at once, so one peer
+/// needs fewer of them there and would otherwise use much memory.
 const CONNECTIONS: usize = 10_000;
 const OF_ONE_PEER: usize = 1_000;
 const OF_ONE_PEER_MULTIPLEXED: usize = 100;
@@ -36,7 +36,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// As a config has it.
+    /// The limits of a config.
     pub(crate) fn of(config: &ServerConfig) -> Room {
         Room::with(config, OF_ONE_PEER)
     }
@@ -53,26 +53,26 @@ impl Room {
         Room { connections, of_one_peer }
     }
 
-    /// No more than the system lets the process open for so many faces. A connection that is refused at the door costs
-    /// nobody anything; a process without files to open keeps everybody waiting.
+    /// Bounded by the file descriptors of the process, divided among this many APIs. A refused connection costs little; a process
+    /// without free descriptors blocks everybody.
     pub(crate) fn within(self, files: usize, faces: usize) -> Room {
         let connections = self.connections.min((files.saturating_sub(OTHER_FILES) / faces.max(1)).max(1));
         Room { connections, of_one_peer: self.of_one_peer.min(connections) }
     }
 }
 
-/// How many files this process may have open, if there is a limit. What the system grants and only waits to be asked for is asked
-/// for: the usual 1,024 are for programs that could not count further.
+/// How many file descriptors this process may have, if there is a limit. Raises the soft limit to the hard limit: the usual 1,024
+/// are for programs that use `select`.
 pub(crate) fn files() -> Option<usize> {
     let granted = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: granted.maximum, ..granted };
-    // Where there is nothing to ask for nothing is asked: some sandboxes end who does.
+    // Calls `setrlimit` only if there is something to raise: some sandboxes kill a process that calls it.
     let is_raised = granted.current != granted.maximum && setrlimit(Resource::Nofile, raised).is_ok();
     let files = if is_raised { granted.maximum } else { granted.current };
     files.map(|files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
-/// The connections that there are.
+/// The open connections.
 pub(crate) struct ConnectionLimit {
     room: Room,
     inside: Mutex<Inside>,
@@ -89,7 +89,7 @@ struct Inside {
 
 /// Leave to be connected, given back when dropped.
 pub(crate) struct Entry {
-    door: Arc<ConnectionLimit>,
+    connections: Arc<ConnectionLimit>,
     peer: IpAddr,
 }
 
@@ -122,11 +122,11 @@ impl ConnectionLimit {
         *of_peer += 1;
         inside.all += 1;
         self.connections.increment(1.0);
-        Some(Entry { door: self.clone(), peer })
+        Some(Entry { connections: self.clone(), peer })
     }
 }
 
-/// Who counts as one peer: an address of IPv4, and of IPv6 the 64 bits that a network of one subscriber is given.
+/// The prefix that counts as one peer: an IPv4 address, or the 64 bits of an IPv6 network.
 pub(crate) fn peer_prefix(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(peer) => IpAddr::V6(Ipv6Addr::from_bits(peer.to_bits() >> 64 << 64)),
@@ -136,9 +136,9 @@ pub(crate) fn peer_prefix(peer: IpAddr) -> IpAddr {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut inside = self.door.inside.lock();
+        let mut inside = self.connections.inside.lock();
         inside.all -= 1;
-        self.door.connections.decrement(1.0);
+        self.connections.connections.decrement(1.0);
         if let Some(of_peer) = inside.by_peer.get_mut(&self.peer) {
             *of_peer -= 1;
             if *of_peer == 0 {
@@ -148,10 +148,10 @@ impl Drop for Entry {
     }
 }
 
-/// Accepts connections until `closing` says so, and serves each in a task of its own.
+/// Accepts connections until `closing`, and serves each in its own task.
 pub(crate) async fn accept<F>(
     listener: TcpListener,
-    door: Arc<ConnectionLimit>,
+    connections: Arc<ConnectionLimit>,
     tasks: TaskTracker,
     mut closing: watch::Receiver<bool>,
     serve: impl Fn(TcpStream, SocketAddr) -> F,
@@ -165,8 +165,8 @@ pub(crate) async fn accept<F>(
         };
         match accepted {
             Ok((stream, peer)) => {
-                // Whom there is no room for is hung up on, which costs next to nothing.
-                let Some(entry) = door.enter(peer.ip()) else { continue };
+                // A connection over the limit is closed, which costs next to nothing.
+                let Some(entry) = connections.enter(peer.ip()) else { continue };
                 let _ = stream.set_nodelay(true);
                 let serving = serve(stream, peer);
                 tasks.spawn(async move {
@@ -200,22 +200,22 @@ mod tests {
 
     #[test]
     fn there_is_room_for_so_many_and_for_so_many_of_one_peer() {
-        let door = ConnectionLimit::new("test", Room { connections: 3, of_one_peer: 2 });
+        let connections = ConnectionLimit::new("test", Room { connections: 3, of_one_peer: 2 });
         let [one, other] = [peer("192.0.2.1"), peer("2001:db8::1")];
-        let first = door.enter(one).expect("room");
-        let _second = door.enter(peer("::ffff:192.0.2.1")).expect("room");
-        assert!(door.enter(one).is_none(), "it has its share");
-        let third = door.enter(other).expect("room");
-        assert!(door.enter(peer("192.0.2.9")).is_none(), "it is full");
+        let first = connections.enter(one).expect("room");
+        let _second = connections.enter(peer("::ffff:192.0.2.1")).expect("room");
+        assert!(connections.enter(one).is_none(), "it has its share");
+        let third = connections.enter(other).expect("room");
+        assert!(connections.enter(peer("192.0.2.9")).is_none(), "it is full");
         drop(first);
-        assert!(door.enter(one).is_some());
+        assert!(connections.enter(one).is_some());
         drop(third);
         drop(_second);
-        assert!(door.inside.lock().by_peer.is_empty());
+        assert!(connections.inside.lock().by_peer.is_empty());
     }
 
     #[test]
-    fn all_addresses_of_a_household_are_one_peer() {
+    fn all_addresses_of_a_prefix_are_one_peer() {
         for (one, other, are_one) in [
             ("192.0.2.1", "192.0.2.1", true),
             ("192.0.2.1", "192.0.2.2", false),

@@ -1,23 +1,34 @@
-//! The log of the server: JSON lines on stdout (or stderr) and, where a collector is named, spans to it.
+//! The log of the server: JSON lines on stdout (or stderr) and, if a collector is configured, spans to it.
 //!
-//! Lines are written by a thread of their own and dropped rather than waited for, so a terminal that is stopped, a pipe that
-//! is full and a reader that went away hold nobody up. Events of other crates are logged from WARN on. After the start nothing
-//! else writes to stdout or stderr: it would wait where the log does not.
+//! A separate thread writes the lines and drops them rather than blocking, so a stopped terminal, a full pipe or a reader that
+//! went away delays no request. What is dropped is counted, and a line on stderr says so (`dropped.rs`). Events of other crates are
+//! logged from WARN on. After the start nothing else writes to stdout or stderr, because that could block.
 
 use std::os::fd::AsFd;
 
-use tollgate::telemetry::{JsonLinesGuard, LogDecisions, OtlpGuard, Telemetry, json_lines_to, otlp};
+use tollgate::telemetry::{
+    DroppedLines, JsonLinesGuard, LogDecisions, OtlpGuard, Telemetry, json_lines_to, otlp,
+};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
+use super::dropped::Warnings;
 use crate::config::{LogLevel, LogTarget, ServerConfig};
 use crate::failure::Failure;
 
-/// Keeps lines and spans flowing. Dropped at the end, it waits a moment for the last of them.
+/// Keeps lines and spans flowing. Dropping it at the end waits a moment for the last of them.
 pub(crate) struct Log {
-    _lines: Option<JsonLinesGuard>,
+    lines: Option<JsonLinesGuard>,
     _spans: Option<OtlpGuard>,
+    _warnings: Option<Warnings>,
+}
+
+impl Log {
+    /// The count of lines that were dropped; none without a log.
+    pub(crate) fn dropped(&self) -> Option<DroppedLines> {
+        self.lines.as_ref().map(JsonLinesGuard::dropped)
+    }
 }
 
 /// Starts the log of this process. Returns the telemetry that a gate reports to.
@@ -38,7 +49,7 @@ pub(crate) fn start(server: &ServerConfig) -> Result<(Log, Telemetry), Failure> 
     let (lines, lines_guard) = match level {
         LogLevel::Off => (None, None),
         _ => {
-            // A handle of its own: the process's lock of the stream is not held while a line waits to be taken.
+            // A separate handle, so that the process's lock of the stream is not held while a line waits.
             let (name, output) = match server.log_to {
                 LogTarget::Stderr => ("stderr", std::io::stderr().as_fd().try_clone_to_owned()),
                 _ => ("stdout", std::io::stdout().as_fd().try_clone_to_owned()),
@@ -64,10 +75,12 @@ pub(crate) fn start(server: &ServerConfig) -> Result<(Log, Telemetry), Failure> 
     let subscriber = tracing_subscriber::registry().with(lines).with(spans);
     tracing::subscriber::set_global_default(subscriber)
         .map_err(|error| Failure::new(format!("cannot log: {error}")))?;
-    Ok((Log { _lines: lines_guard, _spans: spans_guard }, telemetry))
+    let warnings = lines_guard.as_ref().map(|lines| Warnings::start(lines.dropped())).transpose();
+    let warnings = warnings.map_err(|error| Failure::new(format!("cannot log: {error}")))?;
+    Ok((Log { lines: lines_guard, _spans: spans_guard, _warnings: warnings }, telemetry))
 }
 
-/// What is written at a level.
+/// The targets and levels that are written.
 fn wanted(level: LogLevel) -> Targets {
     let level = match level {
         LogLevel::Off => LevelFilter::OFF,
@@ -95,8 +108,8 @@ mod tests {
     #[test]
     fn a_level_lets_pass_what_it_names_and_of_others_what_may_need_a_look() {
         for (level, target, passes) in [
-            (LogLevel::Off, "tollgate::reload", None),
-            (LogLevel::Error, "tollgate::reload", Some(Level::ERROR)),
+            (LogLevel::Off, "tollgate_server::reload", None),
+            (LogLevel::Error, "tollgate_server::reload", Some(Level::ERROR)),
             (LogLevel::Warn, "tollgate_store::redis", Some(Level::WARN)),
             (LogLevel::Info, "tollgate::decision", Some(Level::INFO)),
             (LogLevel::Info, "h2::proto", Some(Level::WARN)),
@@ -105,9 +118,13 @@ mod tests {
             (LogLevel::Error, "h2::proto", Some(Level::ERROR)),
         ] {
             let wanted = wanted(level);
-            for told in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
-                let is_expected = passes.is_some_and(|most| told <= most);
-                assert_eq!(wanted.would_enable(target, &told), is_expected, "{level:?} {target} {told}");
+            for event_level in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
+                let is_expected = passes.is_some_and(|most| event_level <= most);
+                assert_eq!(
+                    wanted.would_enable(target, &event_level),
+                    is_expected,
+                    "{level:?} {target} {event_level}"
+                );
             }
         }
     }

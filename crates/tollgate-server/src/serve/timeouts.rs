@@ -1,16 +1,16 @@
-//! A connection that is given up when nothing comes of it.
+//! Timeouts of a connection.
 //!
-//! A peer that is silent between two requests may stay a while; one that has begun a request must finish it soon, however
-//! slowly its bytes come: first its head, then all of it. One that does not read its answer is not waited for either. Where a head
-//! ends only who reads requests knows, and says so ([`Progress`]). HTTP's own timer for heads would not do: it also runs between
-//! two requests, and cuts connections that are only kept. There is one timer for a connection, set again when it
-//! fires, and brought forward every few seconds at most: a request costs two readings of the clock and little else.
+//! A peer may be silent between two requests for a while. Once it has started a request, it must finish it soon, however slowly
+//! its bytes come: first its head, then all of it. A peer that does not read its response is closed too. Only the reader of
+//! requests knows where a head ends, and reports it ([`Progress`]). HTTP's own timer for heads does not fit: it also runs between
+//! two requests, and closes idle connections. There is one timer for a connection, set again when it fires, and brought forward
+//! every few seconds at most: a request costs two readings of the clock and little else.
 //!
-//! A call of a language model takes as long as its model does, and is silent meanwhile. Who answers it says so, too: then only a peer
-//! that does not read its answer is given up.
+//! A call of a language model takes as long as its model does, and is silent meanwhile. Its handler reports that, too: then only
+//! a peer that does not read its response is closed.
 //!
-//! A request that is refused before all of it has come is parted with slowly: closing on bytes that nobody has read would make
-//! the peer's machine throw the answer away.
+//! A request that is refused before all of it has come gets a lingering close: closing with unread bytes would make the peer's
+//! system discard the response.
 
 use std::future::Future;
 use std::io;
@@ -41,7 +41,7 @@ pub(crate) struct Timeouts {
     pub(crate) idle: Duration,
 }
 
-/// How far a request has come, as only its reader knows.
+/// The progress of a request, reported by its reader.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Arc<AtomicU8>);
 
@@ -93,7 +93,7 @@ pub(crate) struct TimedStream<S> {
     /// Since when the peer takes nothing of its answer.
     stalled_since: Option<Instant>,
     /// How many bytes more are read of a peer that was refused.
-    parting: Option<usize>,
+    linger_bytes_left: Option<usize>,
     timer: Pin<Box<Sleep>>,
     /// Whether the timer has a waker.
     is_awaited: bool,
@@ -110,13 +110,13 @@ impl<S> TimedStream<S> {
             head_since: None,
             is_busy: false,
             stalled_since: None,
-            parting: None,
+            linger_bytes_left: None,
             timer: Box::pin(tokio::time::sleep_until(deadline)),
             is_awaited: false,
         }
     }
 
-    /// Where to say how far a request has come.
+    /// The handle for reporting the progress of a request.
     pub(crate) fn progress(&self) -> Progress {
         self.progress.clone()
     }
@@ -126,7 +126,7 @@ impl<S> TimedStream<S> {
         if self.is_awaited && !self.timer.is_elapsed() {
             return false;
         }
-        // Not held to what a task may do in one go: who has done that is put off without being told when the time is over.
+        // Polls outside tokio's cooperative budget: a task that has used up its budget gets `Pending` without a registered waker.
         while Pin::new(&mut unconstrained(self.timer.as_mut())).poll(context).is_ready() {
             if let Some(began) = self.head_since
                 && self.progress.is(HEAD_IS_IN)
@@ -239,20 +239,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.parting.is_none() {
+        if this.linger_bytes_left.is_none() {
             ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
             if !this.progress.is(UNREAD) {
                 return Poll::Ready(Ok(()));
             }
-            this.parting = Some(LINGER_BYTES);
+            this.linger_bytes_left = Some(LINGER_BYTES);
             this.timer.as_mut().reset(Instant::now() + LINGER);
         }
         let mut bytes = [0; 4 * 1024];
-        while let Some(left @ 1..) = this.parting {
+        while let Some(left @ 1..) = this.linger_bytes_left {
             let mut buffer = ReadBuf::new(&mut bytes);
             match Pin::new(&mut this.stream).poll_read(context, &mut buffer) {
                 Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
-                    this.parting = Some(left.saturating_sub(buffer.filled().len()));
+                    this.linger_bytes_left = Some(left.saturating_sub(buffer.filled().len()));
                 }
                 Poll::Pending if this.timer.as_mut().poll(context).is_pending() => return Poll::Pending,
                 _ => break,
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!((error.kind(), started.elapsed().as_secs()), (io::ErrorKind::TimedOut, 60));
     }
 
-    /// A task that has done as much as it may in one go is put off by timers, which then have no waker.
+    /// In a task that has used up its budget, timers return `Pending` without a waker.
     #[tokio::test(start_paused = true)]
     async fn a_busy_task_does_not_miss_that_a_peer_is_too_slow() {
         let (_peer, mut stream) = pair();

@@ -4,8 +4,18 @@
 //! and a newcomer takes the place of the least and goes on from its count, which it remembers as what it may owe to others.
 //! A key with more than a 64th of a minute's denials is among them. What is shown is what a key has for certain, so a flood of
 //! names that come once does not look like a crowd of offenders.
+//!
+//! There are a few such tables, each for some of the threads, so that threads that deny at the same time seldom wait for each other.
+//! What they have for certain adds up; a key with more than a 64th of all denials has as much in one of them.
 
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 use tollgate::store::Micros;
+
+/// How many tables there are of one limit.
+const STRIPES: usize = 4;
 
 /// How many keys are counted in a minute.
 const KEYS: usize = 64;
@@ -43,14 +53,20 @@ pub(crate) struct Offender {
 
 /// The keys that one limit denied.
 #[derive(Default)]
-pub(crate) struct Offenders {
+pub(crate) struct StripedOffenders([Mutex<Offenders>; STRIPES]);
+
+/// The keys that one limit denied in some of the threads.
+#[derive(Default)]
+struct Offenders {
     minutes: Vec<Minute>,
 }
 
-/// The marks and the counts of all are by themselves, because a denial looks through all of them.
+/// The tags and the counts of all are by themselves, because a denial looks through all of them.
 struct Minute {
     number: u64,
-    marks: Vec<u64>,
+    /// The low half of each mark.
+    tags: [u32; KEYS],
+    hashes: Vec<u64>,
     counts: Vec<u64>,
     known: Vec<Known>,
     /// No count is below this, and none before that place is as low: counts only rise.
@@ -68,9 +84,40 @@ struct Known {
     who: Option<Who>,
 }
 
-impl Offenders {
+impl StripedOffenders {
     /// A key was denied. `mark` tells it apart.
-    pub(crate) fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) {
+    pub(crate) fn note(&self, mark: u64, key: &str, standing: LastOutcome) {
+        self.0[stripe()].lock().note(mark, key, standing);
+    }
+
+    /// The keys with most denials in the last minutes, at most `count`.
+    pub(crate) fn top(&self, second: u64, count: usize, who: impl Fn(&str) -> Who) -> Vec<Offender> {
+        let mut all: Vec<Offender> = Vec::new();
+        self.0.iter().for_each(|stripe| stripe.lock().add_to(&mut all, second, &who));
+        all.sort_by(|one, other| {
+            let by_denials = other.denials.cmp(&one.denials);
+            by_denials.then_with(|| one.who.hash.cmp(&other.who.hash))
+        });
+        all.truncate(count);
+        all
+    }
+}
+
+/// Which table this thread has.
+fn stripe() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static STRIPE: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    STRIPE.get().unwrap_or_else(|| {
+        let stripe = THREADS.fetch_add(1, Ordering::Relaxed) % STRIPES;
+        STRIPE.set(Some(stripe));
+        stripe
+    })
+}
+
+impl Offenders {
+    fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) {
         self.minute(standing.second / 60).note(mark, key, standing);
     }
 
@@ -86,9 +133,8 @@ impl Offenders {
         &mut self.minutes[at]
     }
 
-    /// Those who were denied most in the last minutes, at most so many.
-    pub(crate) fn top(&mut self, second: u64, count: usize, who: impl Fn(&str) -> Who) -> Vec<Offender> {
-        let mut all: Vec<Offender> = Vec::new();
+    /// Adds the keys that were denied in the last minutes.
+    fn add_to(&mut self, all: &mut Vec<Offender>, second: u64, who: &impl Fn(&str) -> Who) {
         for minute in self.minutes.iter_mut().filter(|minute| minute.number + MINUTES > second / 60) {
             for (one, of_one) in minute.known.iter_mut().zip(&minute.counts) {
                 let denials = of_one - one.inherited;
@@ -105,42 +151,53 @@ impl Offenders {
                 }
             }
         }
-        all.sort_by(|one, other| {
-            let by_denials = other.denials.cmp(&one.denials);
-            by_denials.then_with(|| one.who.hash.cmp(&other.who.hash))
-        });
-        all.truncate(count);
-        all
     }
 }
 
 impl Minute {
     fn new(number: u64) -> Minute {
         let room = || Vec::with_capacity(KEYS);
-        Minute { number, marks: room(), counts: room(), known: Vec::with_capacity(KEYS), least: 1, place: 0 }
+        let known = Vec::with_capacity(KEYS);
+        Minute { number, tags: [0; KEYS], hashes: room(), counts: room(), known, least: 1, place: 0 }
     }
 
     fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) {
-        if let Some(at) = place_of(&self.marks, mark) {
+        if let Some(at) = self.place_of(mark) {
             self.counts[at] += 1;
             self.known[at].standing = standing;
             return;
         }
         if self.known.len() < KEYS {
-            self.marks.push(mark);
+            self.tags[self.known.len()] = tag_of(mark);
+            self.hashes.push(mark);
             self.counts.push(1);
             self.known.push(Known { key: key.to_owned(), inherited: 0, standing, who: None });
             return;
         }
         let at = self.place_of_least();
         let least = self.counts[at];
-        self.marks[at] = mark;
+        (self.tags[at], self.hashes[at]) = (tag_of(mark), mark);
         self.counts[at] = least + 1;
         let known = &mut self.known[at];
         // Into the same memory: a caller that makes names up makes many.
         known.key.clear();
         known.key.push_str(key);
         (known.inherited, known.standing, known.who) = (least, standing, None);
+    }
+
+    fn place_of(&self, mark: u64) -> Option<usize> {
+        let tag = tag_of(mark);
+        let (sixteens, _) = self.tags.as_chunks::<16>();
+        for (index, sixteen) in sixteens.iter().enumerate() {
+            if sixteen.iter().fold(false, |found, known| found | (*known == tag)) {
+                // Another may have the same tag, and places that nobody has yet have one too.
+                let hashes = self.hashes.get(16 * index..).unwrap_or_default();
+                if let Some(after) = hashes.iter().take(16).position(|known| *known == mark) {
+                    return Some(16 * index + after);
+                }
+            }
+        }
+        None
     }
 
     /// Where the count is lowest, when there are as many as there may be.
@@ -155,11 +212,10 @@ impl Minute {
     }
 }
 
-/// Eight at a time, which processors compare at once.
-fn place_of(marks: &[u64], mark: u64) -> Option<usize> {
-    let has = |eight: &[u64]| eight.iter().fold(false, |found, known| found | (*known == mark));
-    let eight = marks.chunks(8).position(has)?;
-    marks[8 * eight..].iter().position(|known| *known == mark).map(|after| 8 * eight + after)
+/// What is compared first: sixteen of them at a time, which processors do at once.
+#[expect(clippy::cast_possible_truncation, reason = "the low half")]
+const fn tag_of(mark: u64) -> u32 {
+    mark as u32
 }
 
 #[cfg(test)]
@@ -168,16 +224,21 @@ mod tests {
 
     const NOW: u64 = 1_700_000_040;
 
-    fn note(offenders: &mut Offenders, name: u64, second: u64) {
+    fn note(offenders: &StripedOffenders, name: u64, second: u64) {
         let standing = LastOutcome { capacity: 5, remaining: 0, reset_after: Micros::from_secs(9), second };
         offenders.note(name, &format!("{name:032x}"), standing);
+    }
+
+    /// The table of this thread.
+    fn own_table(offenders: &StripedOffenders) -> &Mutex<Offenders> {
+        &offenders.0[stripe()]
     }
 
     fn who(key: &str) -> Who {
         Who { hash: key.to_owned(), key: None }
     }
 
-    fn check(offenders: &mut Offenders, second: u64, expected: &[(u64, u64)]) {
+    fn check(offenders: &StripedOffenders, second: u64, expected: &[(u64, u64)]) {
         let top = offenders.top(second, expected.len().max(1), who);
         let seen: Vec<(String, u64)> = top.into_iter().map(|one| (one.who.hash, one.denials)).collect();
         let expected: Vec<(String, u64)> =
@@ -187,41 +248,63 @@ mod tests {
 
     #[test]
     fn few_keys_are_counted_exactly() {
-        let mut offenders = Offenders::default();
+        let offenders = StripedOffenders::default();
         for (name, times) in [(1, 3), (2, 7), (3, 1)] {
-            (0..times).for_each(|_| note(&mut offenders, name, NOW));
+            (0..times).for_each(|_| note(&offenders, name, NOW));
         }
-        check(&mut offenders, NOW, &[(2, 7), (1, 3), (3, 1)]);
-        check(&mut offenders, NOW, &[(2, 7)]);
+        check(&offenders, NOW, &[(2, 7), (1, 3), (3, 1)]);
+        check(&offenders, NOW, &[(2, 7)]);
     }
 
     #[test]
     fn minutes_add_up_and_pass() {
-        let mut offenders = Offenders::default();
+        let offenders = StripedOffenders::default();
         for minute in 0..10 {
-            (0..=minute).for_each(|_| note(&mut offenders, 1, NOW + 60 * minute));
+            (0..=minute).for_each(|_| note(&offenders, 1, NOW + 60 * minute));
         }
-        assert_eq!(offenders.minutes.len(), 5);
-        check(&mut offenders, NOW + 60 * 9, &[(1, 10 + 9 + 8 + 7 + 6)]);
-        check(&mut offenders, NOW + 60 * 12, &[(1, 10 + 9)]);
-        check(&mut offenders, NOW + 60 * 14, &[]);
+        assert_eq!(own_table(&offenders).lock().minutes.len(), 5);
+        check(&offenders, NOW + 60 * 9, &[(1, 10 + 9 + 8 + 7 + 6)]);
+        check(&offenders, NOW + 60 * 12, &[(1, 10 + 9)]);
+        check(&offenders, NOW + 60 * 14, &[]);
         assert_eq!(offenders.top(NOW + 60 * 9, 1, who)[0].standing.second, NOW + 60 * 9);
     }
 
     #[test]
     fn a_flood_of_names_hides_no_offender_and_is_none() {
-        let mut offenders = Offenders::default();
+        let offenders = StripedOffenders::default();
         for name in 0..100_000 {
-            note(&mut offenders, 1_000_000 + name, NOW);
+            note(&offenders, 1_000_000 + name, NOW);
             if name % 20 == 0 {
-                note(&mut offenders, 7, NOW);
+                note(&offenders, 7, NOW);
             }
         }
-        assert_eq!(offenders.minutes[0].counts.len(), KEYS);
+        assert_eq!(own_table(&offenders).lock().minutes[0].counts.len(), KEYS);
         let top = offenders.top(NOW, 3, who);
         // One in 21 of all was its own, which is more than one in 64: it has a place, and keeps it from early on.
         assert_eq!(top[0].who.hash, format!("{:032x}", 7));
         assert!((4_900..=5_000).contains(&top[0].denials), "{}", top[0].denials);
         assert_eq!(top[1].denials, 1, "nobody is accused of what others did");
+    }
+
+    #[test]
+    fn what_threads_deny_adds_up() {
+        let offenders = StripedOffenders::default();
+        std::thread::scope(|scope| {
+            for thread in 0..2 * STRIPES as u64 {
+                let offenders = &offenders;
+                scope.spawn(move || {
+                    (0..100).for_each(|_| note(offenders, 7, NOW));
+                    // Marks that differ in their high half alone are different keys, and so is one that is 0.
+                    note(offenders, 1 << 32 | 7, NOW);
+                    (0..=thread).for_each(|_| note(offenders, 0, NOW));
+                });
+            }
+        });
+        let threads = 2 * STRIPES as u64;
+        check(
+            &offenders,
+            NOW,
+            &[(7, 100 * threads), (0, threads * (threads + 1) / 2), (1 << 32 | 7, threads)],
+        );
     }
 }

@@ -26,10 +26,10 @@ pub(crate) enum Counted {
 }
 
 impl Counted {
-    /// From what a limit said, and whether that let the charge pass.
+    /// From what a limit allowed, and whether that let the charge pass.
     #[inline]
-    pub(crate) fn of(said: bool, passed: bool) -> Counted {
-        match (said, passed) {
+    pub(crate) fn of(allowed: bool, passed: bool) -> Counted {
+        match (allowed, passed) {
             (true, _) => Counted::Allowed,
             (false, true) => Counted::WouldDeny,
             (false, false) => Counted::Denied,

@@ -98,7 +98,12 @@ fn limits_and_top_are_tables() {
     let page = String::from_utf8(output.stdout).unwrap();
     let login = page.lines().find(|line| line.starts_with("login")).expect("a row");
     let words: Vec<&str> = login.split_whitespace().collect();
-    assert_eq!(words, ["login", "2", "per", "1h", "window", "-", "-", "0", "1"]);
+    assert_eq!(words[..11], ["login", "2", "per", "1h", "window", "-", "-", "100.0", "%", "0", "1"]);
+    assert!(
+        words[11].ends_with('…') && words[12..] == ["1", "local"],
+        "who is denied most, by hash: {login}"
+    );
+    assert!(!page.contains("sort:"), "no help where nobody presses keys: {page}");
     assert!(!page.contains('\u{1b}'), "no colour where there is no terminal: {page}");
 }
 
@@ -218,8 +223,8 @@ fn completions_and_the_manual_know_every_command() {
         String::from_utf8(output.stdout).unwrap()
     };
     let all = [
-        "serve", "check", "status", "reset", "limits", "top", "validate", "backtest", "suggest", "hash",
-        "bench",
+        "serve", "check", "status", "reset", "override", "limits", "top", "validate", "backtest", "suggest",
+        "hash", "bench",
     ];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let text = run(&["completions", shell]);

@@ -81,7 +81,7 @@ fn every_kind_of_limit_says_how_it_stands() {
     check(&server, "/v1/check", &ask("even"), &alone(true, 2, 1, "0", "~", "even"));
     let second = server.post("/v1/check", &ask("even")).body;
     assert!(steady(&second).contains(r#""delay_ms":~,"#), "{second}");
-    // What only watches lets pass, and says what it would have done.
+    // A shadow limit lets pass, and reports what it would have done.
     check(&server, "/v1/check", &ask("watched"), &watched(0, "0", false));
     check(&server, "/v1/check", &ask("watched"), &watched(0, "~", true));
 }

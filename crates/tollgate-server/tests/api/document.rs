@@ -169,7 +169,7 @@ fn other_methods_are_refused_as_it_says() {
         assert!(operation["responses"]["405"].is_object(), "{path}");
         let address = filled(path, operation);
         for other in ["GET", "POST", "DELETE", "OPTIONS"] {
-            if other.eq_ignore_ascii_case(method) {
+            if document["paths"][path].get(other.to_lowercase()).is_some() {
                 continue;
             }
             let answer = server.ask(other, &address, &[], "");

@@ -2,7 +2,7 @@
 
 use crate::server::{self, Tollgate};
 
-/// A question, and its answer: status, the lines that tell how the caller stands, and a word of the body.
+/// A request, and its response: status, the rate-limit headers, and a word of the body.
 fn check(server: &Tollgate, path: &str, status: u16, lines: &[&str], said: &str) {
     let answer = server.get(path);
     assert_eq!(answer.status, status, "{path}: {}", answer.body);
@@ -62,7 +62,7 @@ fn a_key_in_a_path_is_encoded_or_raw_in_a_namespace() {
     assert!(status.contains("\"used\":1"), "{status}");
 }
 
-/// Whoever has an address of IPv6 has 2^64 of them, and each had a quota of its own.
+/// Regression: a client with an IPv6 address has 2^64 of them, and each had its own quota.
 #[test]
 fn a_client_is_one_key_however_its_address_is_written() {
     let server = server::start();

@@ -54,7 +54,7 @@ path = "/pool"
 limit = "pool"
 "#;
 
-/// A server that trusts whoever is on this machine.
+/// A server that trusts every peer on this machine.
 fn trusting() -> Tollgate {
     server::with(
         &format!(

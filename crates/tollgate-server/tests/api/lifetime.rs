@@ -70,11 +70,11 @@ fn limits_are_applied_beside_fields_that_need_a_restart() {
 }
 
 #[test]
-fn limits_that_went_away_are_told() {
+fn limits_that_went_away_are_reported() {
     let server = server::start();
     server.reload("limits.login.blocked = true");
-    let told = server.stop().output;
-    let line = told.lines().find(|line| line.contains("limits went away")).expect("a line");
+    let reported = server.stop().output;
+    let line = reported.lines().find(|line| line.contains("limits went away")).expect("a line");
     let line: Value = serde_json::from_str(line).expect("JSON");
     assert_eq!(line["level"], "WARN", "{line}");
     assert_eq!(line["limits"], "api, watched, uploads, even, free, shut", "{line}");
@@ -114,7 +114,7 @@ fn a_config_that_changes_while_the_server_starts_is_followed() {
     wait_for("the change was read", || server.get("/v1/limits").body.contains("\"after\""));
 }
 
-/// Who asks for a reload is told all of it, everybody else no key.
+/// Who asks for a reload is reported all of it, everybody else no key.
 #[test]
 fn a_refused_config_is_told_without_the_keys_of_its_overrides() {
     let server = server::start();
@@ -130,8 +130,8 @@ fn a_refused_config_is_told_without_the_keys_of_its_overrides() {
         );
         assert!(!shown.contains("alice"), "{path}: {shown}");
     }
-    let told = server.stop().output;
-    assert!(told.contains("the config stays as it was") && !told.contains("alice"), "{told}");
+    let reported = server.stop().output;
+    assert!(reported.contains("the config stays as it was") && !reported.contains("alice"), "{reported}");
 }
 
 /// A pipe is empty after the start, and would be a policy without limits; one that is open for writing would be waited for.
@@ -156,7 +156,7 @@ fn a_config_from_a_pipe_is_not_read_again() {
 }
 
 #[test]
-fn a_broken_config_changes_nothing_and_is_told() {
+fn a_broken_config_changes_nothing_and_is_reported() {
     let server = server::start();
     for (broken, said) in [
         (POLICY.replace("limit = 2", "limit = 0"), "limits.login.limit"),
@@ -228,7 +228,7 @@ fn whoever_says_it_twice_need_not_wait() {
     server.signal(Signal::TERM);
     let ended = server.ended();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.output.contains("told to stop again"), "{ended:?}");
+    assert!(ended.output.contains("a second stop signal"), "{ended:?}");
 }
 
 /// The listener closed with the first signal, so that a balancer met closed doors before it could learn that they would be.
@@ -239,7 +239,7 @@ fn with_a_delay_it_says_that_it_is_not_ready_and_answers_until_then() {
     let mut kept = server.connect();
     assert_eq!(kept.ask("GET", "/healthz", &[]).status, 200);
     server.signal(Signal::TERM);
-    wait_for("a new connection is told", || server.get("/readyz").status == 503);
+    wait_for("a new connection sees it", || server.get("/readyz").status == 503);
     assert_eq!(server.get("/readyz").body, "draining\n");
     assert_eq!(about(&server)["draining"], true);
     let check = server.post("/v1/check", r#"{"limit":"api","key":"user:1"}"#);
@@ -251,20 +251,20 @@ fn with_a_delay_it_says_that_it_is_not_ready_and_answers_until_then() {
     let mut pong = [0; 7];
     std::io::Read::read_exact(&mut resp, &mut pong).expect("an answer");
     assert_eq!(&pong, b"+PONG\r\n");
-    // What it was told twice it does at once.
+    // What it was reported twice it does at once.
     server.signal(Signal::TERM);
     let ended = server.ended();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.output.contains("not ready any more, and still answering"), "{ended:?}");
-    assert!(ended.output.contains("told to stop again"), "{ended:?}");
+    assert!(ended.output.contains("not ready any more, but still answering"), "{ended:?}");
+    assert!(ended.output.contains("a second stop signal"), "{ended:?}");
     // And when the time is over it ends by itself.
     let server = server::with(&format!("[server]\ndrain_delay = \"100ms\"\n{POLICY}"), &[], &[]);
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(!ended.output.contains("told to stop again"), "{ended:?}");
+    assert!(!ended.output.contains("a second stop signal"), "{ended:?}");
 }
 
-/// However many ask while it ends: whoever gets an answer gets a whole one.
+/// However many requests come while it ends: every response is complete.
 #[test]
 fn under_load_it_ends_in_order_too() {
     let server = server::start();

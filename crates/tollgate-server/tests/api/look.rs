@@ -150,7 +150,7 @@ fn without_a_token_no_page_from_elsewhere_is_an_admin() {
     assert!(answer.body.contains("server.admin_token"), "{}", answer.body);
 }
 
-/// Nobody answers there. Who asks is told that, and the log where it is.
+/// Nobody answers there. Who asks is reported that, and the log where it is.
 #[test]
 fn a_fault_does_not_tell_where_the_store_is() {
     let config = format!(
@@ -202,14 +202,14 @@ fn listening_beyond_this_machine_takes_a_secret_or_a_word() {
             let args = ["serve", "--config", "tollgate.toml"].into_iter().chain(far).chain(near);
             let mut refused = command(&home, &args.collect::<Vec<_>>(), secret);
             let mut refused = refused.stderr(Stdio::piped()).spawn().unwrap();
-            let mut told = String::new();
+            let mut reported = String::new();
             // A line, not all until the end: one that serves after all has none.
-            BufReader::new(refused.stderr.take().unwrap()).read_line(&mut told).unwrap();
-            if !told.contains(said) {
+            BufReader::new(refused.stderr.take().unwrap()).read_line(&mut reported).unwrap();
+            if !reported.contains(said) {
                 refused.kill().unwrap();
             }
-            assert_eq!(refused.wait().unwrap().code(), Some(2), "{door}: {told}");
-            assert!(told.contains(said) && told.contains("--without-token"), "{door}: {told}");
+            assert_eq!(refused.wait().unwrap().code(), Some(2), "{door}: {reported}");
+            assert!(reported.contains(said) && reported.contains("--without-token"), "{door}: {reported}");
         }
         let word = said.map(|_| "--without-token");
         let server = server::with(POLICY, &far.into_iter().chain(word).collect::<Vec<_>>(), secret);
@@ -217,7 +217,7 @@ fn listening_beyond_this_machine_takes_a_secret_or_a_word() {
     }
 }
 
-/// A namespace that a caller chose was a label that whoever may scrape could read.
+/// A namespace that a caller chose was a label that every scraper could read.
 #[test]
 fn metrics_name_only_namespaces_that_the_config_does() {
     let config = format!("[server]\nnamespaces = [\"tenant\"]\n{POLICY}");

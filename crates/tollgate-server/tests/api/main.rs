@@ -9,6 +9,7 @@ mod gate;
 mod gate_routes;
 mod lifetime;
 mod look;
+mod overrides;
 mod packaging;
 mod readme;
 mod reserve;

@@ -47,7 +47,9 @@ fn proxies_ask_at_addresses_that_there_are() {
             asked.match_indices("/v1/gate").map(|(at, _)| &asked[at + "/v1/gate".len()..]).collect();
         assert_eq!(gates.len(), 1, "{file}");
         assert!(
-            gates[0].starts_with(['"', '\n', ';']) || gates[0].starts_with("?deny=403;"),
+            // With `?` alone Caddy drops the query of its client.
+            gates[0].starts_with(['"', '\n', ';'])
+                || ["?deny=403;", "?\n"].iter().any(|end| gates[0].starts_with(end)),
             "{file}: {}",
             gates[0]
         );

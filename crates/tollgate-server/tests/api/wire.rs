@@ -36,7 +36,7 @@ fn a_request_in_pieces_is_one_request() {
     assert!(connection.receive(false).unwrap().body.contains("\"remaining\":2,"));
 }
 
-/// Whoever speaks something else is refused, and everybody else is still served.
+/// A client with another protocol is refused, and all others are still served.
 #[test]
 fn what_is_no_http_harms_nobody() {
     let server = server::start();

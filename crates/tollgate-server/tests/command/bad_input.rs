@@ -1,4 +1,4 @@
-//! Whatever is wrong is told with its file, line, field, value and fix; nothing is replayed and no file is left behind.
+//! Whatever is wrong is reported with its file, line, field, value and fix; nothing is replayed and no file is left behind.
 
 use crate::binary::Scratch;
 
@@ -27,9 +27,9 @@ fn refused(name: &str, file: &str, log: &[u8]) -> String {
 }
 
 #[test]
-fn bad_lines_of_csv_are_told() {
+fn bad_lines_of_csv_are_reported() {
     let long_key = format!("1,api,{}", "k".repeat(1025));
-    for (line, told) in [
+    for (line, reported) in [
         (
             "yesterday,api,a,1",
             "log.csv:3: time = \"yesterday\": write RFC 3339, such as 2024-05-01T12:00:00Z, or UNIX",
@@ -84,7 +84,7 @@ fn bad_lines_of_csv_are_told() {
     ] {
         let log = format!("time,limit,key,cost\n1,api,a,1\n{line}\n5,login,b,1\n");
         let stderr = refused(line, "log.csv", log.as_bytes());
-        assert!(stderr.starts_with(told), "{line}: {stderr}");
+        assert!(stderr.starts_with(reported), "{line}: {stderr}");
         assert!(stderr.contains("tollgate: error: 1 bad line in the log; nothing was replayed"), "{stderr}");
         assert_eq!(stderr.lines().count(), 2, "{stderr}");
     }
@@ -93,8 +93,8 @@ fn bad_lines_of_csv_are_told() {
 }
 
 #[test]
-fn bad_lines_of_jsonl_are_told() {
-    for (line, told) in [
+fn bad_lines_of_jsonl_are_reported() {
+    for (line, reported) in [
         (
             r#"{"time":1,"limit":"api","key":"a""#,
             "log.jsonl:3: line = {\"time\":1,\"limit\":\"api\",\"key\":\"a\": write one JSON object a line (EOF",
@@ -152,7 +152,7 @@ fn bad_lines_of_jsonl_are_told() {
     ] {
         let good = r#"{"time":1,"limit":"api","key":"a"}"#;
         let stderr = refused(line, "log.jsonl", format!("{good}\n\n{line}\n{good}\n").as_bytes());
-        assert!(stderr.starts_with(told), "{line}: {stderr}");
+        assert!(stderr.starts_with(reported), "{line}: {stderr}");
         assert_eq!(stderr.lines().count(), 2, "{stderr}");
     }
     let stderr = refused("not UTF-8", "log.jsonl", b"{\"time\":1,\"limit\":\"api\",\"key\":\"\xff\"}\n");
@@ -162,7 +162,7 @@ fn bad_lines_of_jsonl_are_told() {
 
 #[test]
 fn files_that_are_no_logs_are_refused_in_one_line() {
-    for (file, log, told) in [
+    for (file, log, reported) in [
         ("log.csv", &b""[..], "log.csv is empty: CSV begins with the header time,limit,key,cost"),
         ("log.csv", b"\n\r\n\n", "log.csv is empty: CSV begins with the header"),
         ("log.jsonl", b"", "log.jsonl is empty: JSONL has an object a line"),
@@ -177,8 +177,8 @@ fn files_that_are_no_logs_are_refused_in_one_line() {
         ("log.csv", b"time,limit,key,key\n", "log.csv:1: the column key stands twice"),
         ("log.bin", &[0u8; 2_000_000], "cannot read log.bin: line 1 is longer than 1 MiB"),
     ] {
-        let stderr = refused(told, file, log);
-        assert!(stderr.starts_with(&format!("tollgate: error: {told}")), "{told}: {stderr}");
+        let stderr = refused(reported, file, log);
+        assert!(stderr.starts_with(&format!("tollgate: error: {reported}")), "{reported}: {stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
 }
@@ -191,7 +191,7 @@ fn calls_that_cannot_be_answered_are_told_in_one_line() {
     scratch.write("log.csv", "time,limit,key\n1,api,a\n");
     std::fs::create_dir(scratch.path("folder")).unwrap();
     let before = scratch.files();
-    for (args, told) in [
+    for (args, reported) in [
         (
             &["backtest", "--config", "policy.toml", "none.csv"][..],
             "cannot read none.csv: No such file or directory",
@@ -288,7 +288,7 @@ fn calls_that_cannot_be_answered_are_told_in_one_line() {
         let ended = scratch.run(args);
         ended.could_not(&args.join(" "));
         let last = ended.stderr.lines().last().unwrap();
-        assert!(last.starts_with(&format!("tollgate: error: {told}")), "{args:?}: {last}");
+        assert!(last.starts_with(&format!("tollgate: error: {reported}")), "{args:?}: {last}");
         assert!(!ended.stderr.contains("hunter2"), "{args:?}: {}", ended.stderr);
         assert_eq!(scratch.files(), before, "{args:?}: a file was left behind");
     }

@@ -211,9 +211,9 @@ fn an_access_log_needs_routes() {
         let ended = scratch.run(&args);
         ended.could_not("no routes");
         assert!(ended.stderr.starts_with("[[routes]]\npath = \"/api/*\""), "{}", ended.stderr);
-        let told = "tollgate: error: cannot replay access.log: an access log does not say which limits its requests meet, and \
+        let reported = "tollgate: error: cannot replay access.log: an access log does not say which limits its requests meet, and \
                     policy.toml has no routes for that; add some, such as the one above\n";
-        assert!(ended.stderr.ends_with(told), "{}", ended.stderr);
+        assert!(ended.stderr.ends_with(reported), "{}", ended.stderr);
     }
     // The example that is shown is one that works.
     let example: String = scratch.run(&["backtest", "--config", "policy.toml", "access.log"]).stderr;
@@ -229,7 +229,7 @@ fn bad_lines_are_told_or_counted() {
     let scratch = Scratch::new("combined-bad");
     scratch.write("policy.toml", POLICY);
     let good = line("10.0.0.1", "-", 0, "GET /api HTTP/1.1");
-    for (bad, told) in [
+    for (bad, reported) in [
         ("10.0.0.1 - - nonsense", "access.log:2: line = \"10.0.0.1 - - nonsense\": write host ident user ["),
         (
             "10.0.0.1 - - [30/Feb/2000:13:55:36 -0700] \"GET /\" 200 1",
@@ -247,7 +247,7 @@ fn bad_lines_are_told_or_counted() {
         scratch.write("access.log", format!("{good}{bad}\n\n{good}"));
         let ended = scratch.run(&["backtest", "--strict", "--config", "policy.toml", "access.log"]);
         ended.could_not(bad);
-        assert!(ended.stderr.contains(told), "{bad}: {}", ended.stderr);
+        assert!(ended.stderr.contains(reported), "{bad}: {}", ended.stderr);
         let ended = scratch.run(&["backtest", "--config", "policy.toml", "access.log", "--json"]);
         ended.done(bad);
         let summary: Value = serde_json::from_str(&ended.stdout).expect("a summary");

@@ -73,7 +73,7 @@ fn empty_logs_among_others_are_passed_over() {
     for (name, text) in [("e.log", ""), ("e.csv", "\n\r\n"), ("e.jsonl", "\u{feff}  \n")] {
         scratch.write(name, text);
     }
-    for (logs, told) in [
+    for (logs, reported) in [
         (&["e.log", "a.log"][..], "tollgate: note: passed over 1 empty log: e.log\n"),
         (&["full.csv", "e.csv"], "tollgate: note: passed over 1 empty log: e.csv\n"),
         (
@@ -84,9 +84,9 @@ fn empty_logs_among_others_are_passed_over() {
         let ended = scratch.run(&[&["backtest", "--config", "policy.toml"], logs].concat());
         ended.done(&logs.join(" "));
         assert!(ended.stdout.starts_with("2 requests of 2 keys"), "{logs:?}: {}", ended.stdout);
-        assert_eq!(ended.stderr, told, "{logs:?}");
+        assert_eq!(ended.stderr, reported, "{logs:?}");
     }
-    for (args, told) in [
+    for (args, reported) in [
         (&["e.log", "e.csv"][..], "all 2 logs are empty; there is nothing to replay"),
         (&["e.log"], "e.log is empty: CSV begins with the header"),
         // Who says what a log is means that there is one.
@@ -94,6 +94,10 @@ fn empty_logs_among_others_are_passed_over() {
     ] {
         let ended = scratch.run(&[&["backtest", "--config", "policy.toml"], args].concat());
         ended.could_not(&args.join(" "));
-        assert!(ended.stderr.starts_with(&format!("tollgate: error: {told}")), "{args:?}: {}", ended.stderr);
+        assert!(
+            ended.stderr.starts_with(&format!("tollgate: error: {reported}")),
+            "{args:?}: {}",
+            ended.stderr
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `tollgate import`: what is handed over is valid, and what is left out is told.
+//! `tollgate import`: what is handed over is valid, and what is left out is reported.
 
 use super::binary::Scratch;
 
@@ -65,10 +65,10 @@ fn an_imported_config_is_valid() {
     valid.done("validate");
     assert!(valid.stdout.contains("6 limits"), "{valid:?}");
 
-    let told = scratch.run_with(&["import", "envoy", "-"], b"domain: a\n");
-    told.done("stdin");
-    assert!(told.stdout.starts_with("# Made from \"stdin\" of envoyproxy/ratelimit.\n"), "{told:?}");
-    assert_eq!(told.stderr, "0 limits and 0 rules; 0 things could not be carried over\n");
+    let reported = scratch.run_with(&["import", "envoy", "-"], b"domain: a\n");
+    reported.done("stdin");
+    assert!(reported.stdout.starts_with("# Made from \"stdin\" of envoyproxy/ratelimit.\n"), "{reported:?}");
+    assert_eq!(reported.stderr, "0 limits and 0 rules; 0 things could not be carried over\n");
 }
 
 /// It ended with 0, and a script that imports and serves went on without some of the limits.
@@ -110,7 +110,7 @@ fn a_file_that_is_there_is_replaced_only_by_force() {
 }
 
 #[test]
-fn what_cannot_be_imported_is_said() {
+fn what_cannot_be_imported_is_reported() {
     let scratch = Scratch::new("import_refused");
     for (yaml, said) in [
         ("", "cannot import ratelimit.yaml: it is empty"),

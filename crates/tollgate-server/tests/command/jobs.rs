@@ -115,8 +115,8 @@ fn status_is_what_the_database_says_and_keys_are_closed_and_opened() {
     ended.done("status");
     let first = ended.stdout.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
     assert_eq!(
-        (first[0], first[1], first[2], first[4]),
-        ("job:send_email", "2", "2", "3"),
+        (first[0], first[1], first[2], first[3], first[5]),
+        ("job:send_email", "2", "2", "0", "3"),
         "{}",
         ended.stdout
     );

@@ -118,11 +118,11 @@ fn a_reader_that_leaves_early_is_no_error() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_is_told() {
+fn a_full_disk_is_reported() {
     let scratch = Scratch::new("full");
     scratch.write("policy.toml", POLICY);
     scratch.write("log.csv", log(3));
-    for (args, told) in [
+    for (args, observed) in [
         (
             &["backtest", "--config", "policy.toml", "log.csv"][..],
             "cannot write to stdout: No space left on device",
@@ -146,7 +146,7 @@ fn a_full_disk_is_told() {
         let output = scratch.command(args).stdout(full).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
-        assert!(stderr.contains(&format!("tollgate: error: {told}")), "{args:?}: {stderr}");
+        assert!(stderr.contains(&format!("tollgate: error: {observed}")), "{args:?}: {stderr}");
     }
 }
 

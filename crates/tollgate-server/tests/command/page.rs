@@ -1,5 +1,8 @@
 //! `--report`: one HTML file that says what the summary says, needs nothing else, and in which no text is more than a text.
 
+use base64::prelude::{BASE64_STANDARD, Engine};
+use sha2::{Digest, Sha256};
+
 use crate::binary::Scratch;
 
 const POLICY: &str = r#"
@@ -105,7 +108,11 @@ fn everything_is_there_and_no_text_is_more_than_a_text() {
     for active in ["://", "url(", "@import", "javascript:", "srcset", "http-equiv=\"refresh"] {
         assert!(!html.contains(active), "{active}");
     }
-    assert!(html.contains("content=\"default-src 'none'; style-src 'sha256-"));
+    // A browser applies the style only if this is its hash.
+    let (_, rest) = html.split_once("content=\"default-src 'none'; style-src 'sha256-").expect("a policy");
+    let (_, style) = html.split_once("<style>").expect("a style");
+    let hash = BASE64_STANDARD.decode(rest.split('\'').next().unwrap()).expect("a hash in base64");
+    assert_eq!(hash, Sha256::digest(style.split("</style>").next().unwrap()).to_vec());
     // Of each of four keys ten charges: two of the burst, then one a second. Of ten mails the bucket takes two, two and then one a
     // second, and only the first need not wait. The shadow would deny four of five.
     for said in [
@@ -147,7 +154,7 @@ fn the_file_appears_whole_or_not_at_all_and_spares_what_is_read() {
     let run = |args: &[&str]| scratch.run(&[&["backtest", "--config", "policy.toml"], args].concat());
     run(&["bad.csv", "--report", "out.html"]).could_not("a bad log");
     assert_eq!(scratch.read("out.html"), "before");
-    for (args, told) in [
+    for (args, reported) in [
         (&["log.csv", "--report", "log.csv"][..], "cannot write log.csv: it is one of the logs"),
         (&["log.csv", "--report", "./policy.toml"], "cannot write ./policy.toml: it is the config"),
         (&["log.csv", "--report", "."], "cannot write .: it is a directory"),
@@ -159,8 +166,8 @@ fn the_file_appears_whole_or_not_at_all_and_spares_what_is_read() {
         (&["log.csv", "--report", "-", "--decisions", "-"], "--decisions and --report both name stdout"),
     ] {
         let ended = run(args);
-        ended.could_not(told);
-        assert!(ended.stderr.contains(told), "{args:?}: {}", ended.stderr);
+        ended.could_not(reported);
+        assert!(ended.stderr.contains(reported), "{args:?}: {}", ended.stderr);
     }
     assert_eq!(scratch.files(), ["bad.csv", "log.csv", "out.html", "policy.toml"]);
     run(&["log.csv", "--report", "out.html", "--decisions", "out.jsonl"]).done("both");

@@ -54,8 +54,8 @@ fn what_stdin_reads_is_not_overwritten() {
         let args = ["backtest", "--config", config, log, option, target];
         let ended = run_on_files(&scratch, &args, stdin, None);
         ended.could_not(&args.join(" "));
-        let told = format!("tollgate: error: cannot write {target}: it is {what}; name another file\n");
-        assert_eq!(ended.stderr, told, "{args:?}");
+        let reported = format!("tollgate: error: cannot write {target}: it is {what}; name another file\n");
+        assert_eq!(ended.stderr, reported, "{args:?}");
         assert_eq!((scratch.read("log.csv"), scratch.read("policy.toml")), (LOG.into(), POLICY.into()));
         assert_eq!(scratch.files(), before, "{args:?}");
     }
@@ -118,12 +118,12 @@ fn links_to_missing_files_are_followed() {
     for report in ["deep/two.jsonl", "deep/real.jsonl", "deep/../one.jsonl"] {
         let ended = scratch.run(&[&both[..], &[report]].concat());
         ended.could_not(report);
-        let told = format!("--decisions and --report both name {report}; name two files\n");
-        assert!(ended.stderr.ends_with(&told), "{report}: {}", ended.stderr);
+        let reported = format!("--decisions and --report both name {report}; name two files\n");
+        assert!(ended.stderr.ends_with(&reported), "{report}: {}", ended.stderr);
     }
     symlink("nowhere/real.jsonl", scratch.path("lost.jsonl")).unwrap();
     symlink("ring.jsonl", scratch.path("ring.jsonl")).unwrap();
-    for (target, told) in [
+    for (target, reported) in [
         ("lost.jsonl", "No such file or directory"),
         ("ring.jsonl", "Too many levels of symbolic links"),
         ("new/", "it is a directory; name a file in it"),
@@ -131,7 +131,7 @@ fn links_to_missing_files_are_followed() {
         let ended = run(target);
         ended.could_not(target);
         assert!(
-            ended.stderr.starts_with(&format!("tollgate: error: cannot write {target}: {told}")),
+            ended.stderr.starts_with(&format!("tollgate: error: cannot write {target}: {reported}")),
             "{ended:?}"
         );
     }

@@ -65,11 +65,11 @@ fn every_mistake_is_told_with_its_line() {
     let ended = scratch.run(&["validate", "bad.toml"]);
     ended.could_not("bad.toml");
     for (line, field) in [(4, "burst"), (9, "window"), (15, "bursts")] {
-        let told = ended.stderr.lines().any(|told| {
-            told.starts_with(&format!("bad.toml:{line}: "))
-                && told.split(" = ").next().unwrap().ends_with(field)
+        let reported = ended.stderr.lines().any(|reported| {
+            reported.starts_with(&format!("bad.toml:{line}: "))
+                && reported.split(" = ").next().unwrap().ends_with(field)
         });
-        assert!(told, "{line} {field}: {}", ended.stderr);
+        assert!(reported, "{line} {field}: {}", ended.stderr);
     }
     assert!(ended.stderr.ends_with("tollgate: error: 3 mistakes in bad.toml\n"), "{}", ended.stderr);
 
@@ -97,7 +97,7 @@ fn what_cannot_be_read_is_one_line() {
     scratch.write("latin1.toml", b"[limits.api]\n# caf\xe9\n");
     scratch.write("broken.toml", "[limits.api\nrate = 1\n");
     scratch.write("huge.toml", vec![b'#'; 17 * 1024 * 1024]);
-    for (file, told) in [
+    for (file, reported) in [
         ("none.toml", "cannot read none.toml: No such file or directory"),
         (".", "cannot read .: it is a directory; name a file in it"),
         ("latin1.toml", "cannot read latin1.toml: line 2 is not UTF-8; save the file as UTF-8"),
@@ -106,16 +106,16 @@ fn what_cannot_be_read_is_one_line() {
         for args in [&["validate", file][..], &["validate", file, "--json"]] {
             let ended = scratch.run(args);
             ended.could_not(file);
-            assert_eq!(ended.stderr, format!("tollgate: error: {told}\n"));
+            assert_eq!(ended.stderr, format!("tollgate: error: {reported}\n"));
         }
     }
     let ended = scratch.run(&["validate", "broken.toml"]);
     ended.could_not("broken.toml");
-    // Where there is no field to name, the column is told.
+    // Where there is no field to name, the column is reported.
     assert!(ended.stderr.starts_with("broken.toml:1:12: not valid TOML"), "{}", ended.stderr);
 }
 
-/// The environment goes before the file, and its mistakes are told by the name of the variable.
+/// The environment goes before the file, and its mistakes are reported by the name of the variable.
 #[test]
 fn the_environment_is_read_and_checked_too() {
     let scratch = Scratch::new("environment");
@@ -134,7 +134,7 @@ fn the_environment_is_read_and_checked_too() {
     assert!(said.contains("10/s, bursts of 99"), "{said}");
     let (code, said, _) = validate(&[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", "127.0.0.1:6379")]);
     assert_eq!(code, Some(0), "{said}");
-    for (variables, told) in [
+    for (variables, reported) in [
         (&[("RL_STORAGE_MODE", "rediss")][..], "environment RL_STORAGE_MODE"),
         (&[("TOLLGATE_STORE_TIMEOT", "1s")], "TOLLGATE_STORE_TIMEOUT"),
         (&[("TOLLGATE_LIMITS_API_BURST", "0")], "environment TOLLGATE_LIMITS_API_BURST"),
@@ -142,7 +142,7 @@ fn the_environment_is_read_and_checked_too() {
     ] {
         let (code, _, errors) = validate(variables);
         assert_eq!(code, Some(2), "{variables:?}");
-        assert!(errors.contains(told), "{variables:?}: {errors}");
+        assert!(errors.contains(reported), "{variables:?}: {errors}");
     }
 }
 

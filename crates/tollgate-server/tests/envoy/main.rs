@@ -106,6 +106,10 @@ async fn envoy_lets_through_what_fits_and_refuses_the_rest() {
     }
 
     assert_eq!(server::stop(server).await.code, Some(0));
-    assert_eq!(get(closed.listener, "/", "").0, 500, "nobody answers, and it is told to refuse then");
-    assert_eq!(get(open.listener, "/login", "").0, 200, "nobody answers, and it is told to let pass then");
+    assert_eq!(get(closed.listener, "/", "").0, 500, "nobody answers, and it is configured to refuse then");
+    assert_eq!(
+        get(open.listener, "/login", "").0,
+        200,
+        "nobody answers, and it is configured to let pass then"
+    );
 }

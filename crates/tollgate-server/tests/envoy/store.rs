@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tollgate_testkit::redis::RedisServer;
 
-use crate::client::{ask, call, channel, told};
+use crate::client::{ask, call, channel, reported};
 use crate::get;
 use crate::server;
 
@@ -36,7 +36,7 @@ async fn a_store_that_fails_is_never_unknown() {
         ("open=1 -5; closed=1", "OK: OK 5/5 DAY open; OK 4/5 DAY closed"),
     ] {
         let response = ask(&channel, call(descriptors, 0)).await.expect("an answer");
-        assert_eq!(told(&response), expected, "{descriptors}");
+        assert_eq!(reported(&response), expected, "{descriptors}");
     }
     let metrics = get(server.http(), "/metrics", "").1;
     assert!(!metrics.contains("tollgate_envoy_refunds_dropped_total"), "{metrics}");
@@ -59,10 +59,10 @@ async fn a_store_that_fails_is_never_unknown() {
     let start = Instant::now();
     loop {
         let response = ask(&channel, call("closed=1 +0", 0)).await.expect("an answer");
-        if told(&response) == "OK: OK 4/5 DAY closed" {
+        if reported(&response) == "OK: OK 4/5 DAY closed" {
             break;
         }
-        assert!(start.elapsed() < Duration::from_secs(30), "{}", told(&response));
+        assert!(start.elapsed() < Duration::from_secs(30), "{}", reported(&response));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

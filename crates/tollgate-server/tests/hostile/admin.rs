@@ -38,9 +38,9 @@ fn reset_from(server: &Tollgate, peer: [u8; 4], token: &str) -> String {
     answer.split("\r\n\r\n").next().unwrap_or_default().to_owned()
 }
 
-/// Anybody could try as many tokens as the network carries, and nobody was told.
+/// Anybody could try as many tokens as the network carries, and nobody was reported.
 #[test]
-fn guesses_are_slowed_down_and_told() {
+fn guesses_are_slowed_down_and_logged() {
     let server = with_token();
     let mut refused = 0;
     for guess in 0..40 {
@@ -55,7 +55,7 @@ fn guesses_are_slowed_down_and_told() {
         }
     }
     assert!(refused > 0, "40 guesses were looked at");
-    // Who guesses is not told the right one by being let in, and others are not concerned.
+    // Who guesses is not reported the right one by being let in, and others are not concerned.
     let is_let_in = |peer, token| reset_from(&server, peer, token).starts_with("HTTP/1.1 200");
     while !reset_from(&server, [127, 0, 0, 2], "more").starts_with("HTTP/1.1 429") {}
     assert!(is_let_in([127, 0, 0, 3], "s3cret"));
@@ -85,13 +85,13 @@ fn what_admins_do_is_told_with_who_and_to_whom() {
     let reset = wait_for_line(&server, |line| line["audit"] == "reset");
     assert_eq!(reset["key_hash"], denied["key_hash"], "{reset}");
     assert_eq!(reset["key_hash"].as_str().map(str::len), Some(32), "{reset}");
-    let told = |line: &Value| {
+    let reported = |line: &Value| {
         [&line["level"], &line["peer"]].map(|value| value.as_str().unwrap_or_default().to_owned())
     };
-    assert_eq!(told(&reset), ["INFO", "127.0.0.1"], "{reset}");
+    assert_eq!(reported(&reset), ["INFO", "127.0.0.1"], "{reset}");
     assert_eq!((&reset["limiter"], &reset["forgotten"]), (&"login".into(), &true.into()), "{reset}");
     let reload = wait_for_line(&server, |line| line["audit"] == "reload");
-    assert_eq!(told(&reload), ["INFO", "127.0.0.1"], "{reload}");
+    assert_eq!(reported(&reload), ["INFO", "127.0.0.1"], "{reload}");
     assert_eq!(reload["applied"], true, "{reload}");
     assert!(!server.output().contains("mallory"));
 }

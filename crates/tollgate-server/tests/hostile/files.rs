@@ -15,9 +15,9 @@ impl Drop for Started {
     }
 }
 
-/// The soft and the hard limit that a server has after it was started with these, and whether it told that they are too small for
+/// The soft and the hard limit that a server has after it was started with these, and whether it reported that they are too small for
 /// so many connections at each of its three faces.
-fn check(connections: usize, limits: &str, expected: [u64; 2], is_told: bool) {
+fn check(connections: usize, limits: &str, expected: [u64; 2], is_reported: bool) {
     let home = home();
     let config = format!("[server]\nmax_connections = {connections}\n{POLICY}");
     std::fs::write(home.join("tollgate.toml"), config).unwrap();
@@ -44,8 +44,8 @@ fn check(connections: usize, limits: &str, expected: [u64; 2], is_told: bool) {
     let address = api.and_then(|rest| rest.split('/').next()?.parse().ok()).expect("it says where it is");
     // Who is answered was let in, which is after it was settled for how many there is room.
     assert_eq!(tollgate_testkit::http::Connection::open(address).ask("GET", "/healthz", &[]).status, 200);
-    let told = std::fs::read_to_string(format!("/proc/{}/limits", started.0.id())).unwrap();
-    let line = told.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a line");
+    let reported = std::fs::read_to_string(format!("/proc/{}/limits", started.0.id())).unwrap();
+    let line = reported.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a line");
     let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     assert_eq!(numbers, expected, "{limits}");
     rustix::process::kill_process(
@@ -59,7 +59,7 @@ fn check(connections: usize, limits: &str, expected: [u64; 2], is_told: bool) {
             line.starts_with('{') && line.contains("fewer connections than server.max_connections")
         })
         .count();
-    assert_eq!(about_files, usize::from(is_told), "{limits}");
+    assert_eq!(about_files, usize::from(is_reported), "{limits}");
     let _ = std::fs::remove_dir_all(home);
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 const LOGIN: &str = r#"{"limit":"login","key":"user:mallory"}"#;
 
-/// The lines of the log so far; what is told at the start is for people.
+/// The lines of the log so far; what is reported at the start is for people.
 fn lines(server: &Tollgate) -> Vec<Value> {
     let said = server.output();
     let lines = said.lines().filter(|line| line.starts_with('{'));
@@ -56,9 +56,9 @@ fn decisions(level: &str) -> Vec<Value> {
 
 #[test]
 fn a_denial_is_one_line_without_the_key() {
-    let told = decisions("");
-    assert_eq!(told.len(), 1, "{told:?}");
-    let line = &told[0];
+    let reported = decisions("");
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    let line = &reported[0];
     for (field, value) in
         [("level", "INFO"), ("decision", "denied"), ("limiter", "login"), ("storage_mode", "memory")]
     {
@@ -69,10 +69,10 @@ fn a_denial_is_one_line_without_the_key() {
 }
 
 #[test]
-fn the_level_says_which_decisions_are_told() {
+fn the_level_says_which_decisions_are_reported() {
     for (level, expected) in [("off", 0), ("error", 0), ("warn", 0), ("info", 1), ("debug", 3)] {
-        let told = decisions(&format!("[server]\nlog = \"{level}\"\n"));
-        assert_eq!(told.len(), expected, "{level}: {told:?}");
+        let reported = decisions(&format!("[server]\nlog = \"{level}\"\n"));
+        assert_eq!(reported.len(), expected, "{level}: {reported:?}");
     }
 }
 
@@ -114,7 +114,7 @@ fn the_log_goes_where_the_config_says() {
 }
 
 #[test]
-fn who_reads_the_config_again_and_who_resets_a_key_is_told() {
+fn who_reads_the_config_again_and_who_resets_a_key_is_reported() {
     let server = server::start();
     server.ask("POST", "/v1/reload", &[], "");
     wait_for_line(&server, |line| line["message"] == "the config was read again");
@@ -125,7 +125,7 @@ fn who_reads_the_config_again_and_who_resets_a_key_is_told() {
 }
 
 /// A server whose log nobody need read, and where it is.
-fn start(config: &str) -> (Child, ChildStdout, SocketAddr, std::path::PathBuf) {
+fn start(config: &str) -> (Child, ChildStdout, BufReader<ChildStderr>, SocketAddr, std::path::PathBuf) {
     let home = home();
     std::fs::write(home.join("tollgate.toml"), config).unwrap();
     let listen = ["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
@@ -142,20 +142,21 @@ fn start(config: &str) -> (Child, ChildStdout, SocketAddr, std::path::PathBuf) {
         }
     }
     let log = child.stdout.take().unwrap();
-    (child, log, address.expect("an address"), home)
+    (child, log, stderr, address.expect("an address"), home)
 }
 
-/// Whoever reads the log is gone, or reads no more: checks are answered, reloads are refused, and it ends in order.
+/// The reader of the log is gone, or has stopped reading: checks are answered, reloads are refused, and it ends in order. What is
+/// dropped is counted, and one line on stderr says so.
 #[test]
 fn a_log_that_nobody_takes_holds_nobody_up() {
     for is_closed in [true, false] {
-        let (mut child, log, address, home) = start(POLICY);
+        let (mut child, log, mut stderr, address, home) = start(POLICY);
         let log = (!is_closed).then_some(log);
         let mut connection = Connection::open(address);
         for _ in 0..3 {
             connection.ask_with_body("POST", "/v1/check", &["content-type: application/json"], LOGIN);
         }
-        // More than a pipe has room for: a thousand mistakes a time, and each is told.
+        // More than a pipe has room for: a thousand mistakes a time, and each is reported.
         let mistakes: String = (0..1_000).map(|number| format!("mistake{number} = 1\n")).collect();
         std::fs::write(home.join("tollgate.toml"), mistakes).unwrap();
         for _ in 0..20 {
@@ -166,6 +167,18 @@ fn a_log_that_nobody_takes_holds_nobody_up() {
             let answer =
                 connection.ask_with_body("POST", "/v1/check", &["content-type: application/json"], LOGIN);
             assert!(answer.body.contains("\"allowed\":false"), "{answer:?}");
+        }
+        // What nobody can take any more is dropped; what nobody has taken yet waits.
+        if is_closed {
+            let mut warning = String::new();
+            while !warning.contains("lines of the log were dropped") {
+                warning.clear();
+                assert_ne!(stderr.read_line(&mut warning).unwrap(), 0, "it ended without a warning");
+            }
+            let metrics = connection.ask("GET", "/metrics", &[]).body;
+            let count =
+                metrics.lines().find_map(|line| line.strip_prefix("tollgate_log_lines_dropped_total "));
+            assert!(count.and_then(|count| count.parse::<u64>().ok()).expect("a count") > 0, "{metrics}");
         }
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0), "closed: {is_closed}");
@@ -186,13 +199,13 @@ fn spans_arrive_at_the_collector_that_the_environment_names() {
     let ended = server.ended();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let spans = collector.spans();
-    let told: Vec<String> = spans
+    let reported: Vec<String> = spans
         .iter()
         .map(|span| format!("{} {} {}", span.service, span.name, span.brief(&["limiter", "decision"])))
         .collect();
     let [allowed, denied] =
         ["allowed", "denied"].map(|verdict| format!("tollgate rate_limit.check login {verdict}"));
-    assert_eq!(told, [allowed.clone(), allowed, denied]);
+    assert_eq!(reported, [allowed.clone(), allowed, denied]);
     assert!(spans.iter().all(|span| span.get("key_hash").len() == 32));
     // The line about the denial names the span.
     let line = ended.output.lines().find(|line| line.contains("\"decision\":\"denied\"")).expect("a line");

@@ -37,11 +37,23 @@ fn peak(server: &Tollgate) -> u64 {
     line.trim().strip_suffix(" kB").and_then(|number| number.parse().ok()).expect("a number")
 }
 
+/// A gateway of language models that holds no more than 32 MiB of calls.
+const GATEWAY: &str = r#"
+[llm]
+memory_mib = 32
+[llm.upstreams.up]
+kind = "openai"
+base_url = "http://127.0.0.1:9/v1"
+api_key = "x"
+[llm.models.gpt-4o]
+rpm = 1_000
+"#;
+
 static ENDS: [AtomicBool; 8] = [const { AtomicBool::new(false) }; 8];
 
 /// Runs attacks one after the other, beside an honest client of each face.
 fn check(place: usize, names: &[&str]) {
-    let server = server::with(POLICY, &[], &[]);
+    let server = server::with(&[POLICY, GATEWAY].concat(), &[], &[]);
     let (faces, end) = (faces(&server), &ENDS[place]);
     let clients: Vec<(&str, JoinHandle<u64>)> = CLIENTS
         .iter()
@@ -63,7 +75,7 @@ fn check(place: usize, names: &[&str]) {
     for name in names {
         let attack = ATTACKS.iter().find(|attack| attack.name == *name).expect("an attack");
         (attack.run)(&faces);
-        // Whoever comes anew is served as well.
+        // A new client is served as well.
         for (face, make) in CLIENTS {
             let said = make(&faces, "free", "user:new").charge();
             assert!(matches!(said, Ok(Answered::Allowed)), "{face} after {name}: {said:?}");
@@ -90,6 +102,12 @@ fn slow_peers() {
 #[test]
 fn long_and_deep_bodies() {
     check(1, &["bodies of 64 MiB", "JSON 100,000 deep", "gRPC messages of 10 MiB"]);
+}
+
+/// The routes of models take bodies of up to 32 MiB, and all of them together within one budget.
+#[test]
+fn calls_of_models_without_end() {
+    check(5, &["calls of models without end"]);
 }
 
 #[test]

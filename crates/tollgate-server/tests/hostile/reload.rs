@@ -63,7 +63,7 @@ limit = "bucket"
     )
 }
 
-/// Envoy's key is made from its entries; the others are told it, so that all charge one state.
+/// Envoy's key is made from its entries; the others are reported it, so that all charge one state.
 fn key_of(limit: &str) -> String {
     format!("edge:{limit}*=")
 }
@@ -124,13 +124,13 @@ fn a_thousand_reloads_lose_no_quota_and_make_none() {
     assert!(!metrics.contains("tollgate_reloads_total{outcome=\"refused\"}"), "{metrics}");
 }
 
-/// Waits until the last reload is told so, here and on the page, which looks once a second.
+/// Waits until the last reload is reported so, here and on the page, which looks once a second.
 fn wait_for_last(server: &Tollgate, is_so: impl Fn(&Value) -> bool) {
     let end = Instant::now() + TIMEOUT;
     for path in ["/v1/server", "/v1/snapshot"] {
         loop {
-            let told: Value = serde_json::from_str(&server.get(path).body).expect("JSON");
-            let last = told["reloads"].as_array().and_then(|reloads| reloads.last()).cloned();
+            let reported: Value = serde_json::from_str(&server.get(path).body).expect("JSON");
+            let last = reported["reloads"].as_array().and_then(|reloads| reloads.last()).cloned();
             if last.as_ref().is_some_and(|last| is_so(&last["refused"])) {
                 break;
             }
@@ -141,7 +141,7 @@ fn wait_for_last(server: &Tollgate, is_so: impl Fn(&Value) -> bool) {
 }
 
 #[test]
-fn a_broken_config_is_told_everywhere_until_a_better_one_comes() {
+fn a_broken_config_is_reported_everywhere_until_a_better_one_comes() {
     let server = server::with(&config(0), &[], &[]);
     let mut client = CLIENTS[0].1(&faces(&server), "window", "user:1");
     server.write_config(&config(0).replace("window = \"1d\"", "window = \"1 fortnight\""));
@@ -150,7 +150,7 @@ fn a_broken_config_is_told_everywhere_until_a_better_one_comes() {
     wait_for_last(&server, |refused| refused.as_str().is_some_and(|why| why.contains(said)));
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 1"));
     assert_eq!(client.charge().expect("an answer"), Answered::Allowed, "the last good one serves");
-    let line = crate::log::wait_for_line(&server, |line| line["target"] == "tollgate::reload");
+    let line = crate::log::wait_for_line(&server, |line| line["target"] == "tollgate_server::reload");
     assert_eq!(line["level"], "ERROR");
     assert!(line["message"].as_str().is_some_and(|message| message.contains(said)), "{line}");
     server.write_config(&config(RELOADS));
@@ -161,14 +161,14 @@ fn a_broken_config_is_told_everywhere_until_a_better_one_comes() {
 
 /// Somebody deletes the file, and nobody would notice before the next restart, which fails.
 #[test]
-fn a_config_that_is_gone_is_told_until_it_is_back() {
+fn a_config_that_is_gone_is_reported_until_it_is_back() {
     let server = server::with(&config(0), &[], &[]);
     let mut client = CLIENTS[0].1(&faces(&server), "window", "user:1");
     std::fs::remove_file(server.home().join("tollgate.toml")).expect("removed");
     wait_for_last(&server, |refused| {
         refused.as_str().is_some_and(|why| why.contains("the config file is gone"))
     });
-    let line = crate::log::wait_for_line(&server, |line| line["target"] == "tollgate::reload");
+    let line = crate::log::wait_for_line(&server, |line| line["target"] == "tollgate_server::reload");
     assert_eq!(line["level"], "WARN", "{line}");
     assert!(server.get("/metrics").body.contains("tollgate_config_refused 1"));
     assert_eq!(client.charge().expect("an answer"), Answered::Allowed, "the last good one serves");

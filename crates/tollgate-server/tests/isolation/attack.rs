@@ -214,7 +214,7 @@ fn long_lived_keys(server: &Tollgate, round: usize) {
     pipeline(server, &commands);
 }
 
-/// A key that the store cannot read, if the test has spoilt it there: only its own answers come from elsewhere. All failures of the
+/// A key that the store cannot read, if the test has spoilt it there: only its own outcomes come from the fallback. All failures of the
 /// store counted alike, so this switched every limit off.
 pub(crate) const FOREIGN: &str = r#"{"limit":"bucket","key":"foreign"}"#;
 

@@ -20,6 +20,7 @@ fn what_is_wrong_is_said_in_the_providers_shape() {
         (r#"{"model":"gpt-4o","model":"x","messages":[]}"#.to_owned(), 400, None),
         (format!("{ok},\"max_tokens\":-5}}"), 400, Some("max_tokens")),
         (format!("{ok},\"max_tokens\":99999999999999999999}}"), 400, Some("max_tokens")),
+        (format!("{ok},\"max_tokens\":100000001}}"), 400, Some("max_tokens")),
         (format!("{ok},\"stream\":\"yes\"}}"), 400, Some("stream")),
         (r#"{"model":"nobody","messages":[]}"#.to_owned(), 404, None),
     ] {
@@ -97,9 +98,9 @@ fn contents_of_every_shape_are_counted_and_passed_on() {
         ("7".to_owned(), 8),
         ("{}".to_owned(), 8),
     ] {
-        let told = check(&server, &body(&content, ""));
-        assert_eq!(told["input_tokens"], tokens, "{content}");
-        assert_eq!(told["reserved_tokens"], tokens + 10, "{content}");
+        let reported = check(&server, &body(&content, ""));
+        assert_eq!(reported["input_tokens"], tokens, "{content}");
+        assert_eq!(reported["reserved_tokens"], tokens + 10, "{content}");
         assert_eq!(server.post("/v1/chat/completions", &body(&content, "")).status, 200, "{content}");
         assert!(provider.arrivals().last().is_some_and(|arrival| arrival.raw == body(&content, "")));
     }

@@ -7,11 +7,17 @@ mod bad_input;
 #[allow(dead_code)] // Not all that is received is looked at here.
 mod collector;
 mod feedback;
+mod https;
+mod judged;
+mod modes;
 mod operations;
+mod reloads;
 mod retries;
 #[cfg(feature = "services")]
 mod routes;
 mod run;
+#[cfg(feature = "services")]
+mod sdk_errors;
 #[cfg(feature = "services")]
 mod sdks;
 mod settlement;

@@ -149,6 +149,31 @@ fn g1_a_killed_gateway_leaves_whole_lines() {
     backtest(&server);
 }
 
+/// Lines that the disk does not take are counted, and calls go on.
+#[test]
+fn g1_lines_that_cannot_be_written_are_counted() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "llm.log_dir = 'logs'\n[llm.models.gpt-4o]\nrpm = 10");
+    let dropped =
+        |server: &Tollgate| number(&server.get("/metrics").body, "tollgate_llm_trail_dropped_total");
+    assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
+    until("the trail is written", || trail(&server).len() == 1);
+    assert_eq!(dropped(&server), 0.0);
+
+    // A device that is always full.
+    let logs = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(logs.path().join("gateway")).expect("made");
+    std::os::unix::fs::symlink("/dev/full", logs.path().join("gateway/rate_limits.jsonl")).expect("linked");
+    let rest = format!("llm.log_dir = '{}'\n[llm.models.gpt-4o]\nrpm = 10", logs.path().display());
+    let server = gateway(&provider, "openai", &rest);
+    for _ in 0..3 {
+        assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
+    }
+    until("all three are counted", || dropped(&server) == 3.0);
+    let log = server.output();
+    assert_eq!(log.matches("the trail of language-model calls cannot be written").count(), 1, "{log}");
+}
+
 /// The number of a series.
 fn number(metrics: &str, series: &str) -> f64 {
     let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));

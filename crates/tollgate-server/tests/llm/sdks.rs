@@ -55,10 +55,10 @@ fn a_openai_sdk_works_by_its_base_url_alone() {
         "openai",
         "llm.unknown_model = 'refuse'\n[llm.models.gpt-4o]\nrpm = 100\ntpm = 100000",
     );
-    let told = python(OPENAI, &server.url());
+    let reported = python(OPENAI, &server.url());
     let expected = "sync Hello there\nstream Hello there\nraw 100000\nasync 3\nmodels ['gpt-4o']\n\
                     never request_too_large_for_limit\nunknown model_not_found\n";
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
     until("all is settled", || left(&server, "llm.gpt-4o.rpm") == 93);
 }
 
@@ -108,7 +108,7 @@ fn a_anthropic_sdk_works_by_its_base_url_alone() {
         "anthropic",
         "llm.unknown_model = 'refuse'\n[llm.models.claude-x]\nrpm = 100\noutput_tpm = 10000",
     );
-    let told = python(ANTHROPIC, &server.url());
-    assert_eq!(told, "sync Hello there\nstream Hello there\nusage 50\nunknown not_found_error\n");
+    let reported = python(ANTHROPIC, &server.url());
+    assert_eq!(reported, "sync Hello there\nstream Hello there\nusage 50\nunknown not_found_error\n");
     until("all is settled", || left(&server, "llm.claude-x.output_tpm") == 9_900);
 }

@@ -87,6 +87,7 @@ fn an_upstream_that_misbehaves_leaves_the_quota_true() {
         ("a refusal", Box::new(whole(404, r#"{"error":{"message":"no"}}"#)), 404, 1_000),
         ("a failure", Box::new(whole(500, "{}")), 500, 500),
         ("nothing", Box::new(|| Reply { status: 200, headers: Vec::new(), steps: vec![Step::Cut] }), 0, 500),
+        ("another protocol", Box::new(whole(101, "")), 502, 500),
     ];
     for (name, reply, status, expected) in cases {
         let provider = Provider::start(move |_| reply());
@@ -102,6 +103,27 @@ fn an_upstream_that_misbehaves_leaves_the_quota_true() {
         }
         until(name, || left(&server, "llm.gpt-4o.tpm") == expected);
         assert_eq!(provider.arrivals().len(), 1, "{name}");
+    }
+}
+
+/// A stream of which something could not be read may have had more than was counted, so it stays charged as reserved; a lie about usage hides no text.
+#[test]
+fn a_stream_that_lies_or_cannot_be_read_gives_nothing_unproven_back() {
+    const WORDS: &str = r#""choices":[{"index":0,"delta":{"content":"hello world"}}]"#;
+    let cases = [
+        (format!("data: {{{WORDS}}}\n\ndata: [DONE]\n\n"), 1_000 - 8 - 2),
+        (format!("data: {{{WORDS},\"usage\":{{\"prompt_tokens\":-9}}}}\n\ndata: [DONE]\n\n"), 1_000 - 8 - 2),
+        (format!("data: {{{WORDS}}}\n\ndata: <html>\n\n"), 500),
+        (format!("data: {{{WORDS}}}\r\rdata: [DONE]\r\r"), 500),
+    ];
+    let streams: Vec<String> = cases.iter().map(|(stream, _)| stream.clone()).collect();
+    let provider = Provider::start(move |arrival| Reply::events([streams[arrival.number].clone()]));
+    for (number, (stream, expected)) in cases.iter().enumerate() {
+        let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 1000");
+        let asked = ",\"stream\":true,\"stream_options\":{\"include_usage\":true}";
+        let answer = server.post("/v1/chat/completions", &chat(500, asked));
+        assert_eq!((answer.status, &answer.body), (200, stream), "{number}");
+        until(stream, || left(&server, "llm.gpt-4o.tpm") == *expected);
     }
 }
 

@@ -55,44 +55,65 @@ fn send(gateways: &[&Tollgate], clients: usize, calls: usize, during: Duration) 
     answered.load(Ordering::Relaxed)
 }
 
-#[test]
-fn g2_three_gateways_on_one_redis_keep_one_limit_and_one_may_be_killed() {
+fn postgres(server: &PostgresServer, port: u16, more: &str) -> String {
+    let url = server.url("gateways").replace(&server.port().to_string(), &port.to_string());
+    format!("[store]\nmode = 'postgres'\ntimeout = '5s'\npostgres = {{ url = '{url}' }}\n{more}")
+}
+
+/// A PostgreSQL server with an empty database.
+fn empty_postgres() -> PostgresServer {
+    let server = PostgresServer::start();
+    server.psql("CREATE DATABASE gateways");
+    server
+}
+
+/// Three gateways keep one limit, of which one is killed with calls on their way and places in line: what it has reserved lapses, and no
+/// call of the others fails.
+fn check_three_of_which_one_is_killed(store: &str, requests: u64, margin: &str, calls: usize) {
     let window = Duration::from_secs(2);
-    let provider = Provider::judging(Allowed { requests: 40, tokens: 100_000, window }, openai);
-    let server = RedisServer::start();
-    let rest = "llm.window = '2s'\nllm.margin = '300ms'\n[llm.models.gpt-4o]\nrpm = 40\ntpm = 100000";
-    let mut gateways = gateways(3, &redis(&server.url(), ""), &provider, rest);
+    let provider = Provider::judging(Allowed { requests, tokens: 1_000_000, window }, openai);
+    let rest = format!(
+        "llm.window = '2s'\nllm.margin = '{margin}'\n[llm.models.gpt-4o]\nrpm = {requests}\ntpm = 1000000"
+    );
+    let mut gateways = gateways(3, store, &provider, &rest);
     let killed = gateways.pop().expect("three");
     let long = Duration::from_secs(60);
     std::thread::scope(|scope| {
         let of_killed = scope.spawn(|| send(&[&killed], 8, usize::MAX, long));
         let others: Vec<&Tollgate> = gateways.iter().collect();
-        let of_others = scope.spawn(move || send(&others, 16, 100, long));
-        until("the first window is used", || provider.arrivals().len() >= 60);
-        // With calls on their way, and places in line. What it has reserved lapses.
+        let of_others = scope.spawn(move || send(&others, 16, calls, long));
+        let some = usize::try_from(requests * 3 / 2).expect("a number");
+        until("the first window is used", || provider.arrivals().len() >= some);
         killed.signal(Signal::KILL);
         of_killed.join().expect("its clients see the connection end");
-        assert_eq!(of_others.join().expect("no call of the others fails"), 100);
+        assert_eq!(of_others.join().expect("no call of the others fails"), calls);
     });
     provider.assert_clean();
 }
 
 #[test]
-fn g2_a_store_that_is_cut_off_refuses_or_divides() {
+fn g2_three_gateways_on_one_redis_keep_one_limit_and_one_may_be_killed() {
+    let server = RedisServer::start();
+    check_three_of_which_one_is_killed(&redis(&server.url(), ""), 40, "300ms", 100);
+}
+
+/// At 50 requests a second.
+#[test]
+fn g2_three_gateways_on_one_postgres_keep_one_limit_and_one_may_be_killed() {
+    let server = empty_postgres();
+    let store = postgres(&server, server.port(), "");
+    check_three_of_which_one_is_killed(&store, 100, "500ms", 300);
+}
+
+/// Three gateways whose store is cut off: they let nothing through, or each a third of the limit.
+fn check_a_store_that_is_cut_off(port: u16, store: impl Fn(u16, &str) -> String) {
     for (more, expected) in [("fallback = 'closed'", 0), ("fallback = 'local'\nfallback_instances = 3", 3)] {
         let provider = Provider::start(openai);
-        let server = RedisServer::start();
-        let proxies: Vec<FaultProxy> = (0..3).map(|_| FaultProxy::start(server.port())).collect();
+        let proxies: Vec<FaultProxy> = (0..3).map(|_| FaultProxy::start(port)).collect();
         let rest = "llm.max_wait = '100ms'\n[llm.models.gpt-4o]\nrpm = 9";
         let gateways: Vec<Tollgate> = proxies
             .iter()
-            .flat_map(|proxy| {
-                let url = format!("redis://127.0.0.1:{}", proxy.port());
-                let store = format!(
-                    "[store]\nmode = 'redis'\ntimeout = '200ms'\n{more}\nredis = {{ url = '{url}' }}"
-                );
-                gateways(1, &store, &provider, rest)
-            })
+            .flat_map(|proxy| gateways(1, &store(proxy.port(), more), &provider, rest))
             .collect();
         for gateway in &gateways {
             assert_eq!(gateway.get("/readyz").status, 200);
@@ -117,21 +138,18 @@ fn g2_a_store_that_is_cut_off_refuses_or_divides() {
 }
 
 #[test]
-fn g2_three_gateways_on_one_postgres_keep_one_limit() {
-    let window = Duration::from_secs(2);
-    // 50 requests a second.
-    let provider = Provider::judging(Allowed { requests: 100, tokens: 1_000_000, window }, openai);
-    let server = PostgresServer::start();
-    server.psql("CREATE DATABASE gateways");
-    let store = format!(
-        "[store]\nmode = 'postgres'\ntimeout = '5s'\npostgres = {{ url = '{}' }}\n",
-        server.url("gateways")
-    );
-    let rest = "llm.window = '2s'\nllm.margin = '500ms'\n[llm.models.gpt-4o]\nrpm = 100\ntpm = 1000000";
-    let gateways = gateways(3, &store, &provider, rest);
-    let all: Vec<&Tollgate> = gateways.iter().collect();
-    assert_eq!(send(&all, 30, 400, Duration::from_secs(40)), 400);
-    provider.assert_clean();
+fn g2_a_redis_that_is_cut_off_refuses_or_divides() {
+    let server = RedisServer::start();
+    check_a_store_that_is_cut_off(server.port(), |port, more| {
+        let url = format!("redis://127.0.0.1:{port}");
+        format!("[store]\nmode = 'redis'\ntimeout = '200ms'\n{more}\nredis = {{ url = '{url}' }}")
+    });
+}
+
+#[test]
+fn g2_a_postgres_that_is_cut_off_refuses_or_divides() {
+    let server = empty_postgres();
+    check_a_store_that_is_cut_off(server.port(), |port, more| postgres(&server, port, more));
 }
 
 #[test]

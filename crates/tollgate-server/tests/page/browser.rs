@@ -1,4 +1,4 @@
-//! Chromium without a window, told what to do by the WebDriver protocol: JSON over HTTP, of which this is all we need.
+//! Chromium without a window, reported what to do by the WebDriver protocol: JSON over HTTP, of which this is all we need.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -147,7 +147,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It ends its browser with it, if it is asked to; whoever panics here would hide why the test failed.
+        // It ends its browser with it, if it is asked to; a panic here would hide why the test failed.
         let asked = TcpStream::connect(("127.0.0.1", self.port)).and_then(|mut stream| {
             let (port, session) = (self.port, &self.session);
             write!(

@@ -4,7 +4,9 @@
 //! `TOLLGATE_AXE`; `./test` sees to all of them. Pictures of the page are left under `target/screenshots`.
 
 mod browser;
+mod fleet;
 mod jobs;
+mod key;
 mod models;
 mod report;
 mod server;
@@ -35,21 +37,26 @@ shadow = true
 const HOSTILE: &str = "<img src=x onerror=alert(1)>";
 
 /// What the console has of answers that the page itself tells of: a wrong token, a malformed key.
-fn is_told(line: &str) -> bool {
+fn is_reported(line: &str) -> bool {
     line.contains("a status of 400") || line.contains("a status of 401")
 }
 
-/// What a visitor would notice of a page that is broken: errors, requests to elsewhere, a sideways scroll bar.
+/// What a visitor would notice of a page that is broken: errors, requests to other origins, a horizontal scroll bar.
 fn sound(browser: &Browser, what: &str) {
-    let errors: Vec<String> = browser.console().into_iter().filter(|line| !is_told(line)).collect();
+    let errors: Vec<String> = browser.console().into_iter().filter(|line| !is_reported(line)).collect();
     assert!(errors.is_empty(), "{what}: {errors:#?}");
     let elsewhere = browser.run(
         "return performance.getEntriesByType('resource').map(e => e.name).filter(n => !n.startsWith(location.origin) && !n.startsWith('data:'))",
     );
-    assert_eq!(elsewhere, json!([]), "{what}: it asks elsewhere");
+    assert_eq!(elsewhere, json!([]), "{what}: it calls another origin");
     let too_wide =
         browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth");
-    assert_eq!(too_wide, json!(0), "{what}: it scrolls sideways");
+    let widest = browser.run(
+        "const most = document.documentElement.clientWidth;
+         return [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > most)
+           .map(e => e.tagName + '.' + e.className + '#' + e.id).slice(0, 12)",
+    );
+    assert_eq!(too_wide, json!(0), "{what}: it scrolls sideways; beyond the edge: {widest}");
 }
 
 /// What axe-core has against the page as it is now.
@@ -60,6 +67,8 @@ fn accessible(browser: &Browser, what: &str) {
     browser.run(&axe);
     let violations = browser.wait_for(
         "const done = arguments[arguments.length - 1];
+         // Colours that fade when the scheme changes are judged as they end.
+         document.getAnimations().forEach(animation => animation.finish());
          axe.run({ resultTypes: ['violations'] }).then(found => done(found.violations.map(one =>
            `${one.id}: ${one.help}: ` + one.nodes.map(node => node.target + ' ' + node.failureSummary).join(' | '))));",
     );
@@ -111,7 +120,7 @@ fn the_demo_lives_by_day_and_by_night_on_a_wall_and_on_a_phone() {
     browser.run(&format!("window.seen = {chart}"));
     browser.until(&format!("{chart} !== window.seen"));
 
-    // Whoever is denied shows up, and a hostile name is a text like any other.
+    // A denied key shows up, and a hostile name is a text like any other.
     browser.click("#limit-login .name button");
     browser.until("document.querySelector('#card-login .plot svg')");
     browser.until(&format!(
@@ -160,7 +169,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     accessible(&browser, "empty");
     browser.picture("empty");
 
-    // A charge counts, so the page asks first, and whoever leaves it has charged nothing.
+    // A charge counts, so the page asks first, and leaving the dialog charges nothing.
     try_key(&browser, "login", "user:secretive", "#charge");
     browser.until("document.getElementById('sure').open");
     assert_eq!(
@@ -194,7 +203,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     assert!(!snapshot.contains("secretive") && !snapshot.contains("sesame"), "{snapshot}");
     browser.until("document.querySelectorAll('#limit-mail .spark path')[1].getAttribute('d') !== ''");
 
-    // The form still has the key; a wrong token is told, and nothing is reset.
+    // The form still has the key; a wrong token is reported, and nothing is reset.
     let standing = || {
         try_key(&browser, "login", "user:secretive", "#look");
         browser.until("document.getElementById('answer').textContent.includes('used')");
@@ -220,7 +229,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     assert_eq!(browser.run("return JSON.stringify(localStorage) + document.cookie"), json!("{}"));
     sound(&browser, "after a reset");
 
-    // A config with a mistake is told until a better one comes.
+    // A config with a mistake is reported until a better one comes.
     server.write_config(&POLICY.replace("limit = 3", "limit = 0"));
     browser.until(
         "document.querySelector('.alert[data-key=config]')?.textContent.includes('limits.login.limit')",
@@ -235,6 +244,30 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     // The server ends though somebody looks, and the page says so.
     assert_eq!(server.stop().code, Some(0));
     browser.until("document.getElementById('link').dataset.state === 'lost'");
+}
+
+/// Regression: the line for a concurrency limit was a check, which is answered 400.
+#[test]
+fn the_command_of_an_idle_limit_charges_it() {
+    let pool = "[limits.pool]\nstrategy = 'concurrency'\nlimit = 1\nlease = '1s'\n";
+    let server = server::with_config(&format!("{POLICY}{pool}"));
+    let browser = Browser::start();
+    browser.size(1200, 900);
+    browser.open(&format!("{}/", server.url()));
+    browser.until("document.querySelectorAll('#rows tr.l').length === 3");
+    for (limit, path) in [("login", "/v1/check"), ("pool", "/v1/reserve")] {
+        browser.run(&format!(
+            "document.querySelector('#card-{limit}') || document.querySelector('#limit-{limit} .name button').click()"
+        ));
+        browser.until(&format!("document.querySelector('#card-{limit} .empty code').textContent"));
+        let line = text(&browser, &format!("#card-{limit} .empty code"));
+        let start = format!("curl -s {}{path} -H 'content-type: application/json' -d '", server.url());
+        let body = line.strip_prefix(&start).and_then(|body| body.strip_suffix('\''));
+        let answer = server.post(path, body.unwrap_or_else(|| panic!("{line}")));
+        assert_eq!(answer.status, 200, "{line}: {}", answer.body);
+        let answer: Value = serde_json::from_str(&answer.body).expect("JSON");
+        assert_eq!((&answer["allowed"], &answer["limits"][0]["limit"]), (&json!(true), &json!(limit)));
+    }
 }
 
 #[test]
@@ -278,16 +311,24 @@ fn sixty_limits_are_rows_of_which_those_that_deny_come_first() {
     browser.until(&format!("{names} === 'l07,l41'"));
     browser
         .until("[...document.getElementById('chips').children].some(one => one.textContent === 'Denying 1')");
-    let tall = browser.run("return document.documentElement.scrollHeight").as_u64().unwrap_or_default();
-    assert!(tall < 1_500, "{tall} px");
+    let tall = || browser.run("return document.documentElement.scrollHeight").as_u64().unwrap_or_default();
+    let folded = tall();
+    assert!(folded < 1_500, "{folded} px");
 
     // A card opens in place, with an axis, a legend and what happened; it is drawn over an hour and a day too.
     browser.click("#limit-l07 .name button");
     browser.until("document.querySelector('#card-l07 .plot svg text')");
     browser.until("document.querySelectorAll('#card-l07 .offenders tbody tr').length === 1");
-    server.write_config(&format!("{policy}\n# changed\n[limits.l60]\nunlimited = true\n"));
+    let rule = |count| format!("[limits.l07]\nstrategy = 'fixed_window'\nlimit = {count}\n");
+    let changed = policy.replace(&rule(1), &rule(2));
+    server.write_config(&format!("{changed}\n[limits.l60]\nunlimited = true\n"));
     browser.until(
         "[...document.querySelectorAll('#card-l07 .plot text.i')].some(one => one.textContent === 'reload')",
+    );
+    // The row has the mark too, and the card says what was changed.
+    browser.until("document.querySelectorAll('#limit-l07 .spark rect.fi').length === 1");
+    browser.until(
+        "/^Changed .*1 per 1h.* → .*2 per 1h/.test(document.querySelector('#card-l07 .changed').textContent)",
     );
     for (range, words) in [("1h", "last hour"), ("24h", "last 24 h"), ("5m", "last 5 min")] {
         browser.click(&format!("#range [data-range=\"{range}\"]"));
@@ -324,6 +365,36 @@ fn sixty_limits_are_rows_of_which_those_that_deny_come_first() {
         accessible(&browser, &format!("sixty, {name}"));
         browser.picture(&format!("sixty-{name}-{scheme}"));
     }
+
+    // Forty that are asked are forty rows; the mock has 1,929 px for sixty.
+    browser.media("light");
+    browser.size(1_400, 1_000);
+    browser.run("document.getElementById('sort').value = 'denied'; document.getElementById('sort').dispatchEvent(new Event('change'))");
+    browser.click("#limit-l07 .name button");
+    for number in 0..40 {
+        charge(&format!("l{number:02}"), 1 + number % 4);
+    }
+    browser.until("document.getElementById('idle-count').textContent.startsWith('20 idle limits')");
+    browser.until("document.querySelectorAll('#rows tr.l').length === 41");
+    browser.run("document.getElementById('sort').dispatchEvent(new Event('change'))");
+    browser.until("document.querySelector('#rows tr.l .name button').textContent === 'l07'");
+    let busy = tall();
+    let row = (busy - folded) / 39;
+    assert!((28..=44).contains(&row) && busy < 2_900, "{row} px for a row, {busy} px in all");
+    sound(&browser, "forty of sixty");
+    accessible(&browser, "forty of sixty");
+    for (scheme, name, width, height) in [
+        ("light", "wall", 1_400, 1_000),
+        ("dark", "wall", 1_400, 1_000),
+        ("dark", "phone", 390, 800),
+        ("light", "narrow", 320, 700),
+    ] {
+        browser.media(scheme);
+        browser.size(width, height);
+        sound(&browser, &format!("forty of sixty, {name}"));
+        browser.picture(&format!("forty-{name}-{scheme}"));
+    }
+    accessible(&browser, "forty of sixty, narrow");
 }
 
 #[test]

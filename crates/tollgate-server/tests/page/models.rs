@@ -18,9 +18,11 @@ window = "1h"
 margin = "0s"
 max_wait = "10m"
 [llm.models.gpt-4o]
+upstream = "up"
 rpm = 10
 tpm = 1000
 [llm.models.gpt-4o-mini]
+upstream = "two"
 rpm = 10
 [llm.clients.search-team]
 key = "search-key"
@@ -59,16 +61,23 @@ fn begin(server: &Tollgate, key: &'static str, body: String) {
     });
 }
 
+fn limited() -> Reply {
+    Reply::json(429, &json!({ "error": { "message": "slow down", "type": "tokens" } }))
+        .header("retry-after: 5000")
+}
+
 #[test]
 fn who_waits_for_what_and_why_is_said_in_words_to_admins() {
     let provider = Provider::start(|arrival| match arrival.body["metadata"]["act"].as_str() {
         Some("hold") => openai(arrival).paced(Duration::from_secs(120)),
-        Some("limit") => Reply::json(429, &json!({ "error": { "message": "slow down", "type": "tokens" } }))
-            .header("retry-after: 5000"),
-        _ => openai(arrival),
+        Some("limit") if arrival.header("authorization") == Some("Bearer second-key") => limited(),
+        Some("limit-all") => limited(),
+        _ => openai(arrival).header("x-ratelimit-remaining-requests: 1000"),
     });
     let upstream = format!(
-        "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{}/v1'\nkeys = [{{ key = 'provider-key', group = 'org-1' }}]\n",
+        "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{0}/v1'\nkeys = [{{ key = 'provider-key', group = 'org-1' }}]\n\
+         [llm.upstreams.two]\nkind = 'openai'\nbase_url = 'http://{0}/v1'\n\
+         keys = [{{ key = 'second-key', group = 'org-2' }}, {{ key = 'third-key', group = 'org-3' }}]\n",
         provider.address()
     );
     let server = server::with_config(&format!("{CONFIG}{upstream}"));
@@ -110,6 +119,10 @@ fn who_waits_for_what_and_why_is_said_in_words_to_admins() {
     browser.until("document.getElementById('models-estimates').textContent.includes('gpt-4oexact')");
     browser.until("document.getElementById('models-facts').textContent.includes('Under way now1 call')");
 
+    let answer = server.ask("GET", "/v1/llm", &["authorization: Bearer open sesame"], "");
+    let model: Value = serde_json::from_str(&answer.body).expect("JSON");
+    assert_eq!(model["models"][0]["limits"][1]["reserved"], json!(200), "{}", answer.body);
+
     // One needs more than is left; a batch call waits behind it.
     begin(&server, "search-key", chat(500, ""));
     browser.until("document.querySelectorAll('#models-line li').length === 1");
@@ -132,11 +145,50 @@ fn who_waits_for_what_and_why_is_said_in_words_to_admins() {
     assert!(second.contains("gives up in 10 min") || second.contains("gives up in 9 min"), "{second}");
     browser.until(&format!("{}.textContent === '2'", cell(3)));
 
-    // The provider says 429 to another model: the group of its key is shown as parked.
-    let limited = chat(9, "limit").replace("gpt-4o", "gpt-4o-mini");
-    assert_eq!(call(&server, "search-key", &limited), 429);
-    browser.until("document.querySelector('#models-groups tr')?.textContent.includes('parked')");
-    browser.until("document.querySelector('.alert[data-key=models-parked]')?.textContent.includes('org-1')");
+    browser.until(&format!("{}.textContent === 'here'", cell(6)));
+    let group = |name: &str| {
+        format!(
+            "[...document.querySelectorAll('#models-groups tr')].find((row) => row.textContent.startsWith('{name}')).textContent"
+        )
+    };
+    browser.until(&format!("{}.includes('in useits reports agree with our count')", group("org-1")));
+    browser.until(&format!("{}.includes('in usenothing reported yet')", group("org-3")));
+
+    // The provider says 429 to one key of another model. Another group takes its calls, so no caller sees it.
+    let mini = |act: &str| chat(9, act).replace("gpt-4o", "gpt-4o-mini");
+    for _ in 0..3 {
+        assert_eq!(call(&server, "search-key", &mini("limit")), 200);
+    }
+    browser.until(&format!("{}.includes('parked')", group("org-2")));
+    browser.until(&format!("{}.includes('takes the calls of org-2')", group("org-3")));
+    let alert = "document.querySelector('.alert[data-key=models-parked]')?.textContent";
+    browser.until(&format!("{alert}.includes('Calls go to org-3; no caller saw a 429.')"));
+    browser.until(&format!("/asked to leave alone: two org-2 at [0-9:]{{8}}\\./.test({alert})"));
+    let passed_on = "[...document.querySelectorAll('#models-sums > div')].at(-1).textContent";
+    browser.until(&format!("{passed_on} === '429s that reached a caller0'"));
+    // With nobody left to take it, one reaches a caller.
+    assert_eq!(call(&server, "search-key", &mini("limit-all")), 429);
+    browser.until(&format!("{passed_on} === '429s that reached a caller1'"));
+    browser.until(&format!("{alert}.startsWith('2 groups of keys are parked.')"));
+
+    // When they were parked is marked in the chart, whichever time it shows.
+    let drawn = "document.getElementById('models-chart').textContent";
+    browser.until(&format!("!{drawn}.includes('parked')"));
+    browser.run("const of = document.getElementById('models-of'); of.value = 'gpt-4o-mini'; of.dispatchEvent(new Event('change'))");
+    browser.until(&format!("{drawn}.includes('org-3 parked')"));
+    for (range, words, bars) in
+        [("5m", "last 5 minutes", 60), ("24h", "last 24 hours", 96), ("1h", "last hour", 60)]
+    {
+        browser.click(&format!("#models-range [data-range='{range}']"));
+        browser.until(&format!(
+            "document.getElementById('models-chart').getAttribute('aria-label').startsWith('Tokens a minute of gpt-4o-mini, {words}')"
+        ));
+        browser.run("document.getElementById('models-numbers').open = false");
+        browser.run("document.getElementById('models-numbers').open = true");
+        browser.until(&format!("document.querySelectorAll('#models-numbers tbody tr').length === {bars}"));
+        browser.until(&format!("{drawn}.includes('org-3 parked')"));
+    }
+    browser.run("document.getElementById('models-numbers').open = false");
 
     for (scheme, name, width, height) in
         [("light", "wall", 1400, 1000), ("dark", "phone", 390, 800), ("light", "narrow", 320, 700)]
@@ -148,9 +200,8 @@ fn who_waits_for_what_and_why_is_said_in_words_to_admins() {
         browser.picture(&format!("models-{name}-{scheme}"));
     }
     let answer = server.ask("GET", "/v1/llm", &["authorization: Bearer open sesame"], "");
-    let model: Value = serde_json::from_str(&answer.body).expect("JSON");
-    assert_eq!(model["models"][0]["limits"][1]["reserved"], json!(200), "{}", answer.body);
-    for hidden in ["search-key", "nightly-key", "provider-key", "sesame", "\"hi\""] {
+    for hidden in ["search-key", "nightly-key", "provider-key", "second-key", "third-key", "sesame", "\"hi\""]
+    {
         assert!(!answer.body.contains(hidden), "{hidden}: {}", answer.body);
     }
     assert_eq!(browser.run("return JSON.stringify(localStorage) + document.cookie"), json!("{}"));

@@ -8,47 +8,100 @@ use serde_json::{Value, json};
 use crate::browser::Browser;
 use crate::{accessible, sound, text};
 
-/// A report of one of the repository's examples, or of made-up traffic.
-fn report(name: &str, logs: &[String]) -> String {
-    let example = |name: &str| format!("{}/../../examples/{name}", env!("CARGO_MANIFEST_DIR"));
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.html", std::process::id()));
-    let path = path.to_str().expect("a path in UTF-8").to_owned();
+fn example(name: &str) -> String {
+    format!("{}/../../examples/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A file of this test.
+fn temporary(name: &str) -> String {
+    let (stem, end) = name.rsplit_once('.').expect("a name with an end");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{stem}-{}.{end}", std::process::id()));
+    path.to_str().expect("a path in UTF-8").to_owned()
+}
+
+fn written(name: &str, text: &str) -> String {
+    let path = temporary(name);
+    std::fs::write(&path, text).expect("it is written");
+    path
+}
+
+/// A report of some policies on some logs.
+fn report(name: &str, configs: &[String], logs: &[String]) -> String {
+    let path = temporary(&format!("{name}.html"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(["backtest", "--config", &example("tollgate.toml"), "--report", &path]);
+    command.args(["backtest", "--report", &path]);
+    command.args(configs.iter().flat_map(|config| ["--config", config]));
     let done = command.args(logs).output().expect("it starts");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     path
 }
 
-#[test]
-fn a_report_is_read_from_the_disk_by_day_and_by_night_on_a_wall_and_on_a_phone() {
-    let example = |name: &str| format!("{}/../../examples/{name}", env!("CARGO_MANIFEST_DIR"));
-    let hostile = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hostile-{}.csv", std::process::id()));
-    let key = format!("x:<img src=x onerror=\"document.title='pwned'\">{}", "y".repeat(200));
-    let lines: String =
-        (0..90).map(|n| format!("17145648{n:02},per-user,\"{}\",50\n", key.replace('"', "\"\""))).collect();
-    std::fs::write(&hostile, format!("time,limit,key,cost\n{lines}noon,api,<b>,1\n")).expect("it is written");
-    let hostile = hostile.to_str().expect("a path in UTF-8").to_owned();
-    let logs = [example("access.log"), example("traffic.csv"), hostile.clone()];
-    let path = report("report", &logs);
-
-    let browser = Browser::start();
+/// By day and by night, on a wall and on a phone, with its tables closed and open.
+fn looked_at(browser: &Browser, report: &str, path: &str) {
     for scheme in ["light", "dark"] {
         browser.media(scheme);
         for (name, width, height) in [("wall", 1440, 1100), ("phone", 360, 780)] {
             browser.size(width, height);
             browser.open(&format!("file://{path}"));
-            let what = format!("report, {scheme}, {name}");
-            sound(&browser, &what);
-            accessible(&browser, &what);
-            browser.picture(&format!("report-{name}-{scheme}"));
+            let what = format!("{report}, {scheme}, {name}");
+            sound(browser, &what);
+            accessible(browser, &what);
+            browser.picture(&format!("{report}-{name}-{scheme}"));
             // With all tables open it is as sound.
             browser.run("for (const one of document.querySelectorAll('details')) one.open = true");
-            sound(&browser, &what);
-            accessible(&browser, &what);
-            browser.picture(&format!("report-{name}-{scheme}-open"));
+            sound(browser, &what);
+            accessible(browser, &what);
+            browser.picture(&format!("{report}-{name}-{scheme}-open"));
         }
     }
+}
+
+/// Sixty limits of every strategy, with these numbers.
+fn sixty(number: u32) -> String {
+    let limit = |index: u32| {
+        let numbers = match index % 4 {
+            0 => format!("strategy = 'token_bucket'\nrate = '{number}/s'\nburst = {number}"),
+            1 => format!("strategy = 'fixed_window'\nlimit = {number}\nwindow = '1s'"),
+            2 => format!("strategy = 'sliding_window'\nlimit = {number}\nwindow = '1s'\nshadow = true"),
+            _ => format!("strategy = 'sliding_window_counter'\nlimit = {number}\nwindow = '1s'"),
+        };
+        format!("[limits.\"tenant-{index:02}.requests\"]\n{numbers}\n")
+    };
+    (0..60).map(limit).collect()
+}
+
+/// Traffic of forty of them, most of it of the first ones; nothing is asked of the others.
+fn traffic() -> String {
+    let request = |n: u32| {
+        let (one, other) = (n * 7_919 / 40 % 40, n * 7_919 % 40);
+        let (limit, key) = (one * other / 40, n % 3);
+        format!("{}.{:03},tenant-{limit:02}.requests,user:{key},1\n", 1_714_564_800 + n / 100, n % 100 * 10)
+    };
+    format!("time,limit,key,cost\n{}", (0..6_000).map(request).collect::<String>())
+}
+
+#[test]
+fn a_report_of_sixty_limits_is_read_as_easily() {
+    let [config, log] = [written("sixty.toml", &sixty(3)), written("sixty.csv", &traffic())];
+    let path = report("sixty", std::slice::from_ref(&config), std::slice::from_ref(&log));
+    let browser = Browser::start();
+    looked_at(&browser, "report-sixty", &path);
+    let shown = browser.run("return document.querySelectorAll('.limit').length").as_u64().unwrap_or_default();
+    assert!((30..=60).contains(&shown), "{shown} limits are shown");
+    let _ = [path, config, log].map(std::fs::remove_file);
+}
+
+#[test]
+fn a_report_is_read_from_the_disk_by_day_and_by_night_on_a_wall_and_on_a_phone() {
+    let key = format!("x:<img src=x onerror=\"document.title='pwned'\">{}", "y".repeat(200));
+    let lines: String =
+        (0..90).map(|n| format!("17145648{n:02},per-user,\"{}\",50\n", key.replace('"', "\"\""))).collect();
+    let hostile = written("hostile.csv", &format!("time,limit,key,cost\n{lines}noon,api,<b>,1\n"));
+    let logs = [example("access.log"), example("traffic.csv"), hostile.clone()];
+    let path = report("report", &[example("tollgate.toml")], &logs);
+
+    let browser = Browser::start();
+    looked_at(&browser, "report", &path);
     // Its style is the one that its own policy knows, and it is drawn.
     assert_eq!(
         browser.run("return getComputedStyle(document.querySelector('.limit')).borderTopWidth"),

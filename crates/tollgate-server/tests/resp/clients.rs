@@ -125,9 +125,9 @@ fn counters_that_are_elsewhere_answer_alike_and_in_order() {
     sent.extend(command(["CL.THROTTLE", "k1", "4", "1", "1000", "1"]));
     client.send(&sent);
     // Times are left out: some may have passed.
-    let mut answer = |size: usize, told: usize| {
+    let mut answer = |size: usize, reported: usize| {
         let lines: Vec<String> = (0..size).map(|_| client.line()).collect();
-        lines[..told].join(" ")
+        lines[..reported].join(" ")
     };
     for key in 0..100 {
         assert_eq!(answer(6, 6), format!("*5 :0 :{} :{key} :-1 :1000", key + 1));

@@ -34,7 +34,7 @@ fn what_is_no_command_is_answered_once_and_hung_up_on() {
     client.send(&long(60_000));
     assert_eq!(client.line(), "$60000");
     assert_eq!(client.line().len(), 60_000);
-    // Names are told short, and cannot end a line.
+    // Names are reported short, and cannot end a line.
     client.send(&command([b"A\r\n+OK\r\n\x1b[2J\xff".as_slice()]));
     assert_eq!(client.line(), r"-ERR unknown command 'A\r\n+OK\r\n\x1b[2J\xff'");
     client.send(&command(["B".repeat(50_000)]));

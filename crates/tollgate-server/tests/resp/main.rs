@@ -19,10 +19,10 @@ fn check(server: &Tollgate, asked: &str, said: &str) {
 
 fn check_on(client: &mut Client, asked: &str, said: &str) {
     client.send(&asked.split(' ').flat_map(|one| command(one.split('|'))).collect::<Vec<u8>>());
-    check_said(client, said, asked);
+    check_reply(client, said, asked);
 }
 
-fn check_said(client: &mut Client, said: &str, about: &str) {
+fn check_reply(client: &mut Client, said: &str, about: &str) {
     for (index, expected) in said.strip_suffix('/').unwrap_or(said).split('/').enumerate() {
         let line = client.line();
         match expected.strip_prefix(":~").map(|most| most.parse::<u64>().unwrap()) {
@@ -161,9 +161,13 @@ fn the_page_is_told_of_limits_that_come_with_calls() {
     check(&server, "CL.THROTTLE|user123|0|1|60000", "*5/:0/:1/:0/:-1/:60000/");
     check(&server, "CL.THROTTLE|user123|0|1|60000", "*5/:1/:1/:0/:~60000/:~60000/");
     let snapshot = serde_json::from_str::<serde_json::Value>(&server.get("/v1/snapshot").body).expect("JSON");
-    let told = &snapshot["limits"][0];
-    assert_eq!((&told["limit"], &told["ad_hoc"]), (&json!("cl.throttle"), &json!(true)), "{told}");
-    assert_eq!(told["offenders"][0]["denials"], json!(1), "{told}");
+    let reported = &snapshot["limits"][0];
+    assert_eq!(
+        (&reported["limit"], &reported["ad_hoc"]),
+        (&json!("cl.throttle"), &json!(true)),
+        "{reported}"
+    );
+    assert_eq!(reported["offenders"][0]["denials"], json!(1), "{reported}");
 }
 
 #[test]
@@ -265,7 +269,7 @@ fn a_pipeline_may_be_cut_anywhere() {
         client.send(&[&command(["PING"])[..], &whole[..cut]].concat());
         assert_eq!(client.line(), "+PONG");
         client.send(&whole[cut..]);
-        check_said(&mut client, said, &format!("cut at {cut}"));
+        check_reply(&mut client, said, &format!("cut at {cut}"));
     }
     // Many at once, more than one read brings and one write takes.
     client.send(&command(["CL.THROTTLE", "many", "9999", "1", "1000"]).repeat(5_000));
@@ -330,18 +334,18 @@ fn a_transaction_is_answered_in_one_piece() {
     for cut in 0..=whole.len() {
         client.send(&whole[..cut]);
         client.send(&whole[cut..]);
-        check_said(&mut client, "+OK/+QUEUED/*1/+PONG/", &format!("cut at {cut}"));
+        check_reply(&mut client, "+OK/+QUEUED/*1/+PONG/", &format!("cut at {cut}"));
     }
     client.send(&[command(["MULTI"]), command(["PING"]).repeat(1_025), command(["EXEC"])].concat());
-    check_said(&mut client, &format!("+OK/{}", "+QUEUED/".repeat(1_024)), "as many as there may be");
-    check_said(
+    check_reply(&mut client, &format!("+OK/{}", "+QUEUED/".repeat(1_024)), "as many as there may be");
+    check_reply(
         &mut client,
         "-ERR a transaction has at most 1024 commands and 131072 bytes/\
          -EXECABORT Transaction discarded because of previous errors./",
         "one more",
     );
     client.send(&[command(["MULTI"]), command(["ECHO", &"x".repeat(60_000)]).repeat(3)].concat());
-    check_said(
+    check_reply(
         &mut client,
         "+OK/+QUEUED/+QUEUED/-ERR a transaction has at most 1024 commands and 131072 bytes/",
         "long",
@@ -355,9 +359,9 @@ fn empty_lines_between_commands_are_passed_over() {
     let server = server::start("");
     let mut client = server::client(&server);
     client.send(b"\r\n\r\n*1\r\n$4\r\nPING\r\n\r\n*2\r\n$4\r\nECHO\r\n$20\r\n01234567890123456789\r\n\r");
-    check_said(&mut client, "+PONG/$20/01234567890123456789/", "with empty lines");
+    check_reply(&mut client, "+PONG/$20/01234567890123456789/", "with empty lines");
     client.send(b"\n*1\r\n$4\r\nPING\r\n");
-    check_said(&mut client, "+PONG/", "after half a line");
+    check_reply(&mut client, "+PONG/", "after half a line");
     client.send(b"\rPING\r\n");
     assert!(client.line().starts_with("-ERR Protocol error"), "a line is no command");
 }
@@ -434,7 +438,7 @@ fn what_was_read_is_answered_before_the_server_ends() {
     assert_eq!(client.rest(), b"");
 }
 
-/// Nobody answers there. Who asks was told where that is; it is the log that is.
+/// Nobody answers there. Who asks was reported where that is; it is the log that is.
 #[test]
 fn a_fault_does_not_tell_where_the_store_is() {
     let server = server::start(

@@ -1,4 +1,4 @@
-//! What nobody should send: it is refused, told apart, and the next call is answered.
+//! What nobody should send: it is refused, counted separately, and the next call is answered.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpStream};
@@ -8,7 +8,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::tokio_stream::{self, StreamExt};
 
 use crate::client::{
-    RateLimitRequest, RateLimitResponse, ask, ask_slowly, call, channel, channel_from, descriptor, told,
+    RateLimitRequest, RateLimitResponse, ask, ask_slowly, call, channel, channel_from, descriptor, reported,
 };
 use crate::server;
 
@@ -53,12 +53,12 @@ async fn calls_that_make_no_sense_are_refused() {
     ] {
         let mut request = call("user=", 0);
         request.descriptors[0].entries[0].value = user.into_bytes();
-        assert_eq!(told(&ask(&channel, request).await.expect("an answer")), expected);
+        assert_eq!(reported(&ask(&channel, request).await.expect("an answer")), expected);
     }
 }
 
 /// Envoy copies the bytes of a header into a descriptor. Such a call ended inside the decoder (INTERNAL), and Envoy lets pass what
-/// is not answered, so whoever sent `x-user: \xff` had no limit.
+/// is not answered, so a client that sent `x-user: \xff` had no limit.
 #[tokio::test]
 async fn what_is_not_text_is_decided_and_counted() {
     let server = server::start(CONFIG);
@@ -74,15 +74,15 @@ async fn what_is_not_text_is_decided_and_counted() {
     let values: [&[u8]; 9] =
         [b"\xff", b"\xfe", b"%FF", b"\xc3\xbf", b"\xff\xff", b"\xff\0", b"a\xff", &long, &long[1..]];
     for value in values {
-        let answer = told(&ask(&channel, of(b"user", value)).await.expect("an answer"));
+        let answer = reported(&ask(&channel, of(b"user", value)).await.expect("an answer"));
         assert_eq!(answer, "OK: OK 0/1 DAY api", "{}", value.escape_ascii());
     }
     for value in values {
-        let answer = told(&ask(&channel, of(b"user", value)).await.expect("an answer"));
+        let answer = reported(&ask(&channel, of(b"user", value)).await.expect("an answer"));
         assert_eq!(answer, "OVER_LIMIT: OVER_LIMIT 0/1 DAY api", "{}", value.escape_ascii());
     }
     // A key that is not text meets no rule, as any key that is in none.
-    let answer = told(&ask(&channel, of(b"user\xff", b"a")).await.expect("an answer"));
+    let answer = reported(&ask(&channel, of(b"user\xff", b"a")).await.expect("an answer"));
     assert_eq!(answer, "OK: OK");
     let mut elsewhere = call("user=a", 0);
     elsewhere.domain = b"edge\xff".to_vec();
@@ -135,7 +135,7 @@ async fn whoever_does_not_speak_http_2_is_hung_up_on() {
         assert!(!rest.starts_with(b"HTTP/1"), "{rest:?}");
     }
     let response = ask(&channel(&server).await, call("user=a", 0)).await.expect("an answer");
-    assert_eq!(told(&response), "OK: OK 0/1 DAY api");
+    assert_eq!(reported(&response), "OK: OK 0/1 DAY api");
 }
 
 /// Calls that are never finished were held whole, a hundred for each connection.
@@ -163,8 +163,8 @@ async fn unfinished_long_calls_end_where_the_memory_for_them_does_and_short_ones
     assert!(first.message().contains("too many long calls"), "{first}");
     let other = channel(&server).await;
     let response = ask(&other, call("user=a", 0)).await.expect("an answer");
-    assert_eq!(told(&response), "OK: OK 0/1 DAY api");
-    // Whoever gives up gives back.
+    assert_eq!(reported(&response), "OK: OK 0/1 DAY api");
+    // A waiter that gives up releases its seat.
     calls.shutdown().await;
     let mut answered = ask(&other, long(1_000)).await;
     for _ in 0..100 {
@@ -174,5 +174,5 @@ async fn unfinished_long_calls_end_where_the_memory_for_them_does_and_short_ones
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         answered = ask(&other, long(1_000)).await;
     }
-    assert_eq!(told(&answered.expect("there is room again")), "OK: OK 0/1 DAY api");
+    assert_eq!(reported(&answered.expect("there is room again")), "OK: OK 0/1 DAY api");
 }

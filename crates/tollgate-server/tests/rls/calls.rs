@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::client::{ask, call, channel, resets, told};
+use crate::client::{ask, call, channel, reported, resets};
 use crate::server;
 
 const CONFIG: &str = r#"
@@ -62,7 +62,7 @@ async fn check(calls: &[(u32, &str, &str)]) {
     let channel = channel(&server).await;
     for (index, (hits, descriptors, expected)) in calls.iter().enumerate() {
         let response = ask(&channel, call(descriptors, *hits)).await.expect("an answer");
-        assert_eq!(told(&response), *expected, "call {}, {descriptors}", index + 1);
+        assert_eq!(reported(&response), *expected, "call {}, {descriptors}", index + 1);
     }
     drop(channel);
     assert_eq!(server::stop(server).await.code, Some(0));

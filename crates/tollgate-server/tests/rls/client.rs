@@ -85,7 +85,7 @@ pub(crate) fn descriptor(text: &str) -> RateLimitDescriptor {
 }
 
 /// An answer in short: `OK: OK 4/5 DAY api; OVER_LIMIT 0/3 wall`.
-pub(crate) fn told(response: &RateLimitResponse) -> String {
+pub(crate) fn reported(response: &RateLimitResponse) -> String {
     let statuses: Vec<String> = response.statuses.iter().map(status).collect();
     format!("{}: {}", response.overall_code().as_str_name(), statuses.join("; "))
 }

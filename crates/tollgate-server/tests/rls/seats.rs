@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::client::{ask, ask_slowly, call, channel_from, told};
+use crate::client::{ask, ask_slowly, call, channel_from, reported};
 use crate::server;
 
 const CONFIG: &str = "[limits.api]\nstrategy = 'fixed_window'\nlimit = 1\nwindow = '1d'\n\
@@ -45,7 +45,7 @@ async fn is_served(honest: Channel, address: IpAddr) {
     for index in 0..50 {
         let mut gone = gone.clone();
         let message = async move {
-            gone.wait_for(|gone| *gone).await.expect("it is told");
+            gone.wait_for(|gone| *gone).await.expect("it is reported");
             call(&format!("user={address}/{index}"), 0)
         };
         let message = tokio_stream::once(message).then(|message| message);
@@ -57,7 +57,11 @@ async fn is_served(honest: Channel, address: IpAddr) {
     }
     go.send(true).expect("they wait");
     while let Some(answered) = calls.join_next().await {
-        assert_eq!(told(&answered.expect("no panic").expect("an answer")), "OK: OK 0/1 DAY api", "{address}");
+        assert_eq!(
+            reported(&answered.expect("no panic").expect("an answer")),
+            "OK: OK 0/1 DAY api",
+            "{address}"
+        );
     }
 
     let mut health = HealthClient::new(honest);

@@ -24,7 +24,7 @@ async fn health_is_told_until_the_end() {
         assert_eq!(answered.status(), ServingStatus::Serving, "{service}");
     }
     assert_eq!(health.check(asked("other")).await.expect_err("not ours").code(), Code::NotFound);
-    // Whoever watches is told of the end, and does not hold it up.
+    // A watcher gets the end of the stream, and does not delay it.
     let mut watched = health.watch(asked("")).await.expect("an answer").into_inner();
     let first = watched.message().await.expect("a message").expect("one");
     assert_eq!(first.status(), ServingStatus::Serving);
@@ -50,7 +50,7 @@ async fn with_a_delay_health_is_told_first_and_calls_are_answered_until_then() {
     let asked = HealthCheckRequest { service: SERVICE.to_owned() };
     let answered = HealthClient::new(anew).check(asked).await.expect("an answer").into_inner();
     assert_eq!(answered.status(), ServingStatus::NotServing);
-    assert_eq!(server::stop(server).await.code, Some(0), "told twice, it ends at once");
+    assert_eq!(server::stop(server).await.code, Some(0), "after a second signal it ends at once");
 }
 
 #[tokio::test]
@@ -58,13 +58,13 @@ async fn reflection_lists_the_services_and_knows_their_messages() {
     let server = server::start("");
     let channel = channel(&server).await;
     let mut reflection = ServerReflectionClient::new(channel);
-    let questions = [
+    let requests = [
         MessageRequest::ListServices(String::new()),
         MessageRequest::FileContainingSymbol(SERVICE.to_owned()),
     ];
-    let questions = questions
-        .map(|question| ServerReflectionRequest { host: String::new(), message_request: Some(question) });
-    let asked = tokio_stream(questions);
+    let requests = requests
+        .map(|request| ServerReflectionRequest { host: String::new(), message_request: Some(request) });
+    let asked = tokio_stream(requests);
     let mut answers = reflection.server_reflection_info(asked).await.expect("an answer").into_inner();
     let mut next = async || answers.message().await.expect("a message").expect("one").message_response;
     let Some(MessageResponse::ListServicesResponse(list)) = next().await else { panic!("no list") };
@@ -78,9 +78,9 @@ async fn reflection_lists_the_services_and_knows_their_messages() {
 
 /// Questions as a stream that ends with the last.
 fn tokio_stream(
-    questions: [ServerReflectionRequest; 2],
+    requests: [ServerReflectionRequest; 2],
 ) -> impl tonic::IntoStreamingRequest<Message = ServerReflectionRequest> {
-    tonic::codegen::tokio_stream::iter(questions)
+    tonic::codegen::tokio_stream::iter(requests)
 }
 
 #[tokio::test]

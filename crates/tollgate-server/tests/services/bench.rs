@@ -1,4 +1,4 @@
-//! `tollgate bench` on real stores: every shape is measured, nothing stays behind, and a store that fails is told.
+//! `tollgate bench` on real stores: every shape is measured, nothing stays behind, and a store that fails is reported.
 
 use std::process::{Child, Command, Output, Stdio};
 
@@ -25,7 +25,7 @@ fn bench(config: &str, args: &[&str], env: &[(&str, &str)]) -> Command {
 }
 
 /// What it answered, and what it said to people; neither has the password in it.
-fn told(output: &Output) -> (Value, String) {
+fn reported(output: &Output) -> (Value, String) {
     let stdout = String::from_utf8(output.stdout.clone()).unwrap();
     let stderr = String::from_utf8(output.stderr.clone()).unwrap();
     for secret in [SECRET, PostgresServer::PASSWORD] {
@@ -38,7 +38,7 @@ fn told(output: &Output) -> (Value, String) {
 fn check(store: &str, config: &str, args: &[&str], env: &[(&str, &str)]) {
     let few = ["--json", "--keys", "100", "--callers", "4", "--seconds", "1"];
     let output = bench(config, &[&few, args].concat(), env).output().unwrap();
-    let (report, stderr) = told(&output);
+    let (report, stderr) = reported(&output);
     assert_eq!((output.status.code(), stderr.as_str()), (Some(0), ""), "{args:?}: {report}");
     assert_eq!(report["store"], store);
     let runs = report["runs"].as_array().unwrap();
@@ -130,7 +130,7 @@ fn postgres_is_measured_and_no_row_is_left() {
     assert_eq!(postgres.psql("select count(*) from tollgate_state"), "0");
 
     let output = bench("", &["--store", &bare.replace("@", &format!(":{SECRET}@"))], &[]).output().unwrap();
-    let (_, stderr) = told(&output);
+    let (_, stderr) = reported(&output);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.starts_with("tollgate: error: cannot measure postgres: "), "{stderr}");
 }
@@ -156,7 +156,7 @@ fn ended_early_it_removes_what_it_wrote() {
         let child = under_way(&redis, "3600");
         kill_process(Pid::from_child(&child), signal).unwrap();
         let output = child.wait_with_output().unwrap();
-        let (report, stderr) = told(&output);
+        let (report, stderr) = reported(&output);
         assert_eq!((output.status.code(), stderr.as_str()), (Some(0), ""), "{report}");
         assert_eq!((&report["interrupted"], &report["keys_left"]), (&true.into(), &0.into()), "{report}");
         assert_eq!(keys_in(&redis), 0);
@@ -178,12 +178,12 @@ fn killed_it_leaves_only_what_expires_within_a_minute() {
 }
 
 #[test]
-fn a_store_that_fails_meanwhile_is_told() {
+fn a_store_that_fails_meanwhile_is_reported() {
     let redis = RedisServer::start();
     let child = under_way(&redis, "8");
     redis.kill();
     let output = child.wait_with_output().unwrap();
-    let (report, stderr) = told(&output);
+    let (report, stderr) = reported(&output);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.starts_with("tollgate: error: redis failed while it was measured: "), "{stderr}");
     assert!(stderr.contains("of the kind connection"), "{stderr}");

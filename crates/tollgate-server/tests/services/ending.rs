@@ -50,7 +50,7 @@ fn what_was_acknowledged_over_any_face_is_counted() {
                 clients.push((index, scope.spawn(charge)));
             }
         }
-        // A question that has begun to be asked, and will be answered once it is not ready any more.
+        // A request that has started, and is answered once the server is not ready any more.
         let mut readiness = server.connect();
         readiness.send(b"GET /readyz HTTP/1.1\r\n").unwrap();
         let mut idle = server.connect();

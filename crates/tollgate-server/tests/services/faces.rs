@@ -163,7 +163,7 @@ fn charge() -> impl Strategy<Value = Value> {
 }
 
 fn posted() -> impl Strategy<Value = Asked> {
-    let question =
+    let request =
         prop_oneof![charge(), vec(charge(), 0..6).prop_map(|charges| json!({ "charges": charges }))];
     let ttl = prop::option::of(prop_oneof![
         Just(json!(60_000)),
@@ -171,7 +171,7 @@ fn posted() -> impl Strategy<Value = Asked> {
         Just(json!(86_400_001_u64)),
         amount()
     ]);
-    let reserve = (question.clone(), ttl).prop_map(|(mut body, ttl)| {
+    let reserve = (request.clone(), ttl).prop_map(|(mut body, ttl)| {
         if let Some(ttl) = ttl {
             body["ttl_ms"] = ttl;
         }
@@ -196,7 +196,7 @@ fn posted() -> impl Strategy<Value = Asked> {
     let reset = (name(), key())
         .prop_map(|(limit, key)| Asked::Json("/v1/reset", json!({ "limit": limit, "key": key })));
     prop_oneof![
-        3 => (prop::sample::select(vec!["/v1/check", "/v1/peek"]), question).prop_map(|(path, body)| Asked::Json(path, body)),
+        3 => (prop::sample::select(vec!["/v1/check", "/v1/peek"]), request).prop_map(|(path, body)| Asked::Json(path, body)),
         1 => vec(charge(), 0..20).prop_map(|checks| Asked::Json("/v1/checks", json!({ "checks": checks }))),
         3 => reserve,
         4 => settle,

@@ -118,7 +118,7 @@ fn haproxy_lets_pass_what_fits_and_refuses_the_rest() {
     for remaining in [1, 0] {
         let answer = haproxy.get();
         assert_eq!((answer.status, &*answer.body), (200, "hello"), "{answer:?}");
-        let standing = answer.field("ratelimit").expect("it is told how it stands");
+        let standing = answer.field("ratelimit").expect("it has the header");
         assert!(standing.starts_with(&format!("\"api\";r={remaining};t=")), "{answer:?}");
     }
     let answer = haproxy.get();

@@ -1,4 +1,4 @@
-//! The server with real neighbours: Redis and PostgreSQL behind it, nginx and HAProxy before it, and schemathesis, which tries to prove its document wrong.
+//! The server with real neighbours: Redis and PostgreSQL behind it, nginx, Caddy and HAProxy before it, and schemathesis, which tries to prove its document wrong.
 //!
 //! `./test` installs them. What is missing fails the test and never skips it.
 
@@ -8,13 +8,16 @@
 mod server;
 
 mod bench;
+mod caddy;
 #[path = "../rls/client.rs"]
 #[allow(dead_code)] // It serves another test too.
 mod client;
 mod document;
 mod ending;
 mod faces;
+mod fleet;
 mod haproxy;
 mod jobs;
 mod nginx;
+mod overrides;
 mod redis;

@@ -108,12 +108,12 @@ fn a_batch_is_asked_for_together_and_told_in_order() {
     assert_eq!(made, 7, "calls for {} checks", keys.len());
     let results: serde_json::Value = serde_json::from_str(&answer.body).expect("results");
     let results = results["results"].as_array().expect("a list");
-    let told: Vec<_> = results
+    let reported: Vec<_> = results
         .iter()
         .map(|one| (one["allowed"].as_bool().unwrap(), one["limits"][0]["remaining"].as_u64().unwrap()))
         .collect();
-    assert_eq!(told[..200], [(true, 2); 200]);
-    assert_eq!(told[200..], [(true, 2), (true, 1), (true, 0), (false, 0), (false, 0), (false, 0)]);
+    assert_eq!(reported[..200], [(true, 2); 200]);
+    assert_eq!(reported[200..], [(true, 2), (true, 1), (true, 0), (false, 0), (false, 0), (false, 0)]);
 }
 
 /// A pipeline is few calls to Redis, in the order of its commands, with mistakes answered in their place.
@@ -151,9 +151,9 @@ fn a_pipeline_is_charged_together_and_answered_in_order() {
     let before = calls(&redis);
     let mixed: Vec<String> = ["again", "again", "a:b:c:d", "default:again", "again"].map(check).to_vec();
     let answers = ask(&mixed);
-    let told: Vec<&str> = answers.split("\r\n").filter(|line| line.starts_with(['*', '-'])).collect();
-    assert_eq!(told.len(), 5, "{answers}");
-    assert!(told[2].starts_with("-ERR malformed key"), "{answers}");
+    let reported: Vec<&str> = answers.split("\r\n").filter(|line| line.starts_with(['*', '-'])).collect();
+    assert_eq!(reported.len(), 5, "{answers}");
+    assert!(reported[2].starts_with("-ERR malformed key"), "{answers}");
     let allowed = |answer: &str| answer.split("\r\n").next() == Some(":1");
     let answered: Vec<bool> = answers.split("*6\r\n").skip(1).map(allowed).collect();
     assert_eq!(answered, [true, true, true, false], "{answers}");
@@ -165,7 +165,7 @@ fn a_pipeline_is_charged_together_and_answered_in_order() {
     assert_eq!(remaining, [":2", ":2", ":0", ":0"], "{answers}");
 }
 
-/// What a batch of single checks is told of each: allowed, remaining, and whether that was decided without the store.
+/// What a batch of single checks is reported of each: allowed, remaining, and whether that was decided without the store.
 fn batch(server: &Tollgate, keys: &[&str]) -> Vec<(bool, u64, bool)> {
     let check = |key: &&str| {
         let limit = if key.starts_with("free") { "free" } else { "api" };
@@ -175,14 +175,14 @@ fn batch(server: &Tollgate, keys: &[&str]) -> Vec<(bool, u64, bool)> {
     let answer = server.post("/v1/checks", &format!("{{\"checks\":[{}]}}", checks.join(",")));
     assert_eq!(answer.status, 200, "{}", answer.body);
     let results: serde_json::Value = serde_json::from_str(&answer.body).expect("results");
-    let told = |one: &serde_json::Value| {
+    let reported = |one: &serde_json::Value| {
         let remaining = one["limits"][0]["remaining"].as_u64();
         (one["allowed"] == true, remaining.unwrap_or(u64::MAX), one["degraded"] == true)
     };
-    results["results"].as_array().expect("a list").iter().map(told).collect()
+    results["results"].as_array().expect("a list").iter().map(reported).collect()
 }
 
-/// The answer to one check of a batch is lost on its way back: that one is told so in its place, and the others what they are.
+/// The answer to one check of a batch is lost on its way back: that one is reported so in its place, and the others what they are.
 #[test]
 fn a_check_that_fails_within_a_batch_is_told_in_its_place() {
     let redis = RedisServer::start();
@@ -197,19 +197,19 @@ fn a_check_that_fails_within_a_batch_is_told_in_its_place() {
     proxy.set(Mode::SwallowReplies);
     let before = calls(&redis);
     let keys: Vec<&str> = ["a"].into_iter().chain(["free"; 63]).chain(["a", "b"]).collect();
-    let told = std::thread::scope(|scope| {
-        let told = scope.spawn(|| batch(&server, &keys));
+    let reported = std::thread::scope(|scope| {
+        let reported = scope.spawn(|| batch(&server, &keys));
         while calls(&redis) == before || proxy.swallowed() == 0 {
             std::thread::yield_now();
         }
         proxy.set(Mode::Pass);
         proxy.reset_connections();
-        told.join().expect("no panic")
+        reported.join().expect("no panic")
     });
-    assert_eq!(told[0], (false, 0, true), "its answer is lost, and nobody else may let it pass");
-    assert_eq!(told[1..64], [(true, u64::MAX, false); 63], "these ask nobody");
-    assert_eq!(told[64..], [(true, 6, false), (true, 7, false)], "the lost one was charged");
-    // Where nobody answers at all, each is told so.
+    assert_eq!(reported[0], (false, 0, true), "its answer is lost, and nobody else may let it pass");
+    assert_eq!(reported[1..64], [(true, u64::MAX, false); 63], "these ask nobody");
+    assert_eq!(reported[64..], [(true, 6, false), (true, 7, false)], "the lost one was charged");
+    // Where nobody answers at all, each is reported so.
     proxy.set(Mode::Refuse);
     assert_eq!(batch(&server, &["a", "b", "a"]), [(false, 0, true); 3]);
     proxy.set(Mode::Pass);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_is_said_in_words_too() {
+    fn the_picture_has_a_text() {
         let bucket = |n: u64, allowed, denied, would_deny| Bucket {
             start_us: 1_700_000_000_000_000 + n * 60_000_000,
             allowed,

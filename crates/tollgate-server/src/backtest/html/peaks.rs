@@ -5,7 +5,7 @@
 use std::fmt::{self, Write};
 
 use super::super::peaks::{CounterBesideLog, PeakStep, Peaks};
-use super::{Escaped, begin_table};
+use super::{Escaped, begin_table, open_section};
 use crate::figures::{counted, grouped};
 
 /// How wide a bar is, and the room between two.
@@ -92,10 +92,7 @@ pub(super) fn counters(out: &mut String, counters: &[CounterBesideLog], ids: &st
     if counters.is_empty() {
         return Ok(());
     }
-    write!(
-        out,
-        "<section class=\"panel\" aria-labelledby=\"counters{ids}\">\n<h2 id=\"counters{ids}\">Sliding counter beside the exact log</h2>\n"
-    )?;
+    open_section(out, "panel", "counters", ids, "Sliding counter beside the exact log")?;
     let columns = [
         "limit",
         "denied by the log",

@@ -4,20 +4,23 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
+
 use super::{EnvoyEntry, EnvoyValue};
 
-/// What may follow after the entries that lead here.
+/// What may follow after the entries that lead here. Only the operator's rules are in the maps, so a caller cannot fill them with keys
+/// of one hash.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     /// The rule that ends here.
     rule: Option<usize>,
-    by_key: HashMap<Vec<u8>, Values>,
+    by_key: HashMap<Vec<u8>, Values, RandomState>,
 }
 
 /// What may follow after a key, by which values match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Values {
-    exact: HashMap<Vec<u8>, Node>,
+    exact: HashMap<Vec<u8>, Node, RandomState>,
     /// The longest first.
     prefixes: Vec<(String, Node)>,
     any: Option<Box<Node>>,
@@ -94,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_specific_rule_is_met() {
+    fn the_most_specific_rule_matches() {
         check(
             &["user", "user=a*", "user=ab*", "user=xy*", "user=abc", "user=abc path=/login", "path=/login"],
             &[

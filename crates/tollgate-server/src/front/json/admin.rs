@@ -1,5 +1,5 @@
-//! What only admins do: forget a key, read the config again, close and open keys of jobs. Each such call is in the log with who made it (`audit`), and so is
-//! each that was refused for lack of the token.
+//! The routes for admins: reset a key, reload the config, close and open keys of jobs; `overrides.rs` has the overrides. Each
+//! call is logged with its author (`audit`), also if it was refused for lack of the token.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use tollgate_jobs::OpenedKey;
 
 use super::body::Body;
 use super::fault::{Fault, ShownToken};
-use super::requests::{self, CloseKey, CompareConfig, OfKey, OpenKey};
+use super::requests::{self, CloseKey, CompareConfig, OfKey, OneKey, OpenKey};
 use super::{json, known_limit, posted};
 use crate::app::App;
 use crate::front::page;
 use crate::reload::Difference;
 
-/// Forgets what a key was charged. The log has who asked, and the hash of the key.
+/// Forgets all charges of a key. The log has the author and the hash of the key.
 pub(super) async fn reset(
     app: &App,
     peer: IpAddr,
@@ -27,12 +27,12 @@ pub(super) async fn reset(
     super::only(&request, "POST", &[http::Method::POST])?;
     authorize(app, peer, "reset", &request)?;
     let body = posted(request).await?;
-    let asked: OfKey<'_> = requests::read(&body)?;
-    let key = asked.key.parsed()?;
+    let call: OfKey<'_> = requests::read(&body)?;
+    let key = call.key.parsed()?;
     let state = app.state();
-    known_limit(&state, &asked.limit.0)?;
-    let reset = state.gate.reset(&asked.limit.0, key.canonical()).await;
-    let (limiter, key_hash) = (&*asked.limit.0, app.stats.key_hash(key.canonical()));
+    known_limit(&state, &call.limit.0)?;
+    let reset = state.gate.reset(&call.limit.0, &key).await;
+    let (limiter, key_hash) = (&*call.limit.0, app.stats.key_hash(key.canonical()));
     match reset {
         Ok(forgotten) => {
             tracing::info!(audit = "reset", %peer, limiter, key_hash, forgotten, "a key was reset");
@@ -45,7 +45,7 @@ pub(super) async fn reset(
     }
 }
 
-/// Reads the config file again, now. What became of it is a line of its own (`reload.rs`).
+/// Reads the config file again, now. The result has its own log line (`reload.rs`).
 pub(super) async fn reload(
     app: &Arc<App>,
     peer: IpAddr,
@@ -54,7 +54,7 @@ pub(super) async fn reload(
     super::only(&request, "POST", &[http::Method::POST])?;
     authorize(app, peer, "reload", &request)?;
     let reloaded = crate::reload::reload(app);
-    tracing::info!(audit = "reload", %peer, applied = reloaded.is_ok(), "a reload was asked for");
+    tracing::info!(audit = "reload", %peer, applied = reloaded.is_ok(), "a reload was requested");
     match reloaded {
         Ok(Difference { changes, restart }) => Ok(json(
             serde_json::json!({ "reloaded": true, "changes": changes, "restart": restart }).to_string(),
@@ -66,8 +66,8 @@ pub(super) async fn reload(
 /// The longest config that is compared.
 const LONGEST_CONFIG: usize = 1024 * 1024;
 
-/// Says what a config would change, and changes nothing. Only the limits of the other side are shown, and those are for everybody; that somebody may try
-/// files against this machine's environment is for admins.
+/// Returns what a config would change, and changes nothing. It shows only limits, which everybody may see; it is for admins
+/// because it tests files against this machine's environment.
 pub(super) async fn compare(
     app: &App,
     peer: IpAddr,
@@ -76,8 +76,8 @@ pub(super) async fn compare(
     super::only(&request, "POST", &[http::Method::POST])?;
     authorize(app, peer, "compare", &request)?;
     let body = super::posted_up_to(request, LONGEST_CONFIG).await?;
-    let asked: CompareConfig<'_> = requests::read(&body)?;
-    let compared = crate::reload::compare(app, &asked.config.0);
+    let call: CompareConfig<'_> = requests::read(&body)?;
+    let compared = crate::reload::compare(app, &call.config.0);
     tracing::info!(audit = "compare", %peer, valid = compared.is_ok(), "a config was compared with the one in force");
     match compared {
         Ok(difference) => Ok(json(serde_json::json!(difference).to_string())),
@@ -85,7 +85,21 @@ pub(super) async fn compare(
     }
 }
 
-/// What there is to see of language models: who calls them and how much, so it is shown to admins.
+/// Everything about one key. The key is in the body: a key in a URL would be in histories and logs.
+pub(super) async fn key(
+    app: &Arc<App>,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Fault> {
+    super::only(&request, "POST", &[http::Method::POST])?;
+    authorize(app, peer, "key", &request)?;
+    let body = posted(request).await?;
+    let call: OneKey<'_> = requests::read(&body)?;
+    let key = call.key.parsed()?;
+    Ok(page::json(page::key_view(app, &key).await))
+}
+
+/// The state of language models. It shows clients and their usage, so it is for admins.
 pub(super) async fn models(
     app: &App,
     peer: IpAddr,
@@ -96,7 +110,8 @@ pub(super) async fn models(
     Ok(page::json(app.models_view.answer(app).await))
 }
 
-/// What there is to see of background jobs. Everybody may see how many wait and until when; ids of jobs and why keys are closed are for admins.
+/// The state of background jobs. Everybody may see how many wait and until when; ids of jobs and reasons of closed keys are for
+/// admins.
 pub(super) async fn jobs(
     app: &App,
     peer: IpAddr,
@@ -114,7 +129,7 @@ pub(super) async fn jobs(
 /// For how long a key of jobs is closed at most.
 const LONGEST_CLOSED_MS: u64 = 30 * 86_400_000;
 
-/// How much of a reason is kept.
+/// The longest reason.
 const LONGEST_REASON: usize = 120;
 
 /// Closes a key of jobs for some time, for all workers.
@@ -126,19 +141,19 @@ pub(super) async fn close_job_key(
     super::only(&request, "POST", &[http::Method::POST])?;
     authorize(app, peer, "jobs_close", &request)?;
     let body = posted(request).await?;
-    let asked: CloseKey<'_> = requests::read(&body)?;
-    let for_ms = asked.for_ms.0;
+    let call: CloseKey<'_> = requests::read(&body)?;
+    let for_ms = call.for_ms.0;
     if !(1..=LONGEST_CLOSED_MS).contains(&for_ms) {
         return Err(Fault::malformed(format!("`for_ms` must be from 1 to {LONGEST_CLOSED_MS} (30 days)")));
     }
-    let reason = asked.reason.as_ref().map_or("", |reason| &*reason.0);
+    let reason = call.reason.as_ref().map_or("", |reason| &*reason.0);
     if reason.chars().count() > LONGEST_REASON || reason.chars().any(char::is_control) {
         return Err(Fault::malformed(format!(
             "`reason` has at most {LONGEST_REASON} characters, and none that controls a terminal"
         )));
     }
     let by = if reason.is_empty() { "by an admin".to_owned() } else { format!("by an admin: {reason}") };
-    let key = asked.key.parsed()?;
+    let key = call.key.parsed()?;
     let reader = job_reader(app, &key)?;
     let closed = reader.close(key.canonical(), std::time::Duration::from_millis(for_ms), &by).await;
     let key_hash = app.stats.key_hash(key.canonical());
@@ -164,10 +179,10 @@ pub(super) async fn open_job_key(
     super::only(&request, "POST", &[http::Method::POST])?;
     authorize(app, peer, "jobs_open", &request)?;
     let body = posted(request).await?;
-    let asked: OpenKey<'_> = requests::read(&body)?;
-    let key = asked.key.parsed()?;
+    let call: OpenKey<'_> = requests::read(&body)?;
+    let key = call.key.parsed()?;
     let reader = job_reader(app, &key)?;
-    let opened = reader.open(key.canonical(), asked.values, &app.state().config.jobs).await;
+    let opened = reader.open(key.canonical(), call.values, &app.state().config.jobs).await;
     let key_hash = app.stats.key_hash(key.canonical());
     match opened {
         Ok(OpenedKey { label, opened, called, .. }) => {
@@ -201,7 +216,12 @@ fn job_reader(app: &App, key: &tollgate::Key<'_>) -> Result<tollgate_jobs::JobsR
 }
 
 /// Whether the caller may do what admins do. A peer that has shown too many wrong tokens is not listened to for a while.
-fn authorize(app: &App, peer: IpAddr, call: &'static str, request: &Request<Incoming>) -> Result<(), Fault> {
+pub(super) fn authorize(
+    app: &App,
+    peer: IpAddr,
+    call: &'static str,
+    request: &Request<Incoming>,
+) -> Result<(), Fault> {
     let Some(token) = &app.token else { return from_here(request.headers()) };
     if let Some(wait) = app.guesses.wait(peer) {
         metrics::counter!("tollgate_admin_refused_total", "reason" => "slowed").increment(1);
@@ -220,7 +240,7 @@ fn authorize(app: &App, peer: IpAddr, call: &'static str, request: &Request<Inco
         _ => ShownToken::OtherScheme,
     };
     metrics::counter!("tollgate_admin_refused_total", "reason" => "token").increment(1);
-    // A call without a token is no guess. At most so many lines as there are guesses.
+    // A call without a token is no guess. The number of lines is bounded like the number of guesses.
     if !matches!(shown, ShownToken::None) {
         let more = app.guesses.wrong(peer);
         tracing::warn!(audit = call, %peer, more, "an admin call showed a wrong token");
@@ -228,8 +248,9 @@ fn authorize(app: &App, peer: IpAddr, call: &'static str, request: &Request<Inco
     Err(Fault::no_token(shown))
 }
 
-/// Where there is no token, every peer that reaches the server is an admin, but for pages that a browser on such a machine shows: neither
-/// one of another origin (`Origin`), nor one whose own name was made to mean this address (`Host`) may act for its reader.
+/// Without a token every peer that reaches the server is an admin, except for web pages in a browser on such a machine: neither a
+/// page of another origin (`Origin`), nor one whose host name was made to resolve to this address (`Host`), may act for its
+/// reader.
 fn from_here(headers: &HeaderMap) -> Result<(), Fault> {
     let host = headers.get(HOST).map(HeaderValue::as_bytes);
     if host.is_some_and(|host| !is_address(host)) {
@@ -250,7 +271,7 @@ fn from_here(headers: &HeaderMap) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether a `Host` is one that nobody can make mean another address.
+/// Whether a `Host` cannot be made to resolve to another address.
 fn is_address(host: &[u8]) -> bool {
     let Ok(host) = Authority::try_from(host) else { return false };
     let name = host.host();

@@ -1,4 +1,4 @@
-//! Bodies, out and in.
+//! Request and response bodies.
 
 use std::io;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A whole body, if it is short and comes in time.
 pub(super) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Fault> {
-    // Who says that it is too long need not send it.
+    // A body that declares a length over the limit is refused before it is read.
     if body.size_hint().lower() > most as u64 {
         return Err(Fault::too_large(most));
     }
@@ -35,8 +35,8 @@ pub(super) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Fau
     }
 }
 
-/// The pieces of a body, copied together unless there is only one. A piece that is kept keeps the whole buffer that it was read
-/// into, so a peer that sends a byte at a time would make us keep some KiB for each.
+/// The chunks of a body, copied into one buffer unless there is only one. A chunk keeps the whole read buffer alive, so a peer
+/// that sends single bytes would make us keep some KiB for each.
 async fn gather(mut body: Incoming, most: usize) -> Result<Bytes, Fault> {
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {

@@ -1,4 +1,4 @@
-//! What is wrong with a call, as `application/problem+json`.
+//! Errors of a call, as `application/problem+json`.
 
 use std::fmt;
 
@@ -13,20 +13,20 @@ use super::body::{Body, full};
 use super::requests::ListEntry;
 use crate::front::undecided::words;
 
-/// What is wrong with a call.
+/// An error of a call.
 #[derive(Debug)]
 pub(crate) struct Fault {
     status: StatusCode,
     detail: String,
-    /// The limits that there are, where another was asked for.
+    /// All limits, if the call named an unknown one.
     known: Option<Vec<String>>,
-    /// The methods that there are, where another was tried.
+    /// The allowed methods, if the call used another.
     allow: Option<&'static str>,
     /// When to come again, where it is too early.
     retry_after: Option<Micros>,
 }
 
-/// What an admin call showed in place of the admin token.
+/// What an admin call presented instead of the admin token.
 #[derive(Clone, Copy)]
 pub(crate) enum ShownToken {
     None,
@@ -90,7 +90,7 @@ impl Fault {
         Fault::new(StatusCode::FORBIDDEN, detail)
     }
 
-    /// Why a question could not be decided: it was wrong, or the store failed.
+    /// Why a call could not be decided: it was invalid, or the store failed.
     pub(crate) fn undecided(error: &Error) -> Fault {
         match error.failure() {
             None if error.needs_permit().is_some() => {
@@ -101,7 +101,7 @@ impl Fault {
         }
     }
 
-    /// A check of a concurrency limit would take a lease that nobody could release.
+    /// A check of a concurrency limit would take a lease that the caller could not release.
     pub(crate) fn needs_reserve(limit: &str) -> Fault {
         Fault::malformed(format!(
             "`{limit}` is a concurrency limit, and a check would hold nothing that could be released; ask /v1/reserve, then \
@@ -119,12 +119,12 @@ impl Fault {
         Fault { detail: format!("{list}[{index}].{field}: {}", self.detail), ..self }
     }
 
-    /// The same with another status, for a proxy that knows only some.
+    /// The same with another status, for a proxy that accepts only some.
     pub(crate) fn with_status(self, status: StatusCode) -> Fault {
         Fault { status, ..self }
     }
 
-    /// What stands in a list of results where one has a fault.
+    /// The entry of a fault in a list of results.
     pub(crate) fn in_place(&self) -> String {
         json!({ "error": { "status": self.status.as_u16(), "detail": self.detail } }).to_string()
     }

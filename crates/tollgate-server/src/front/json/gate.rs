@@ -13,10 +13,11 @@ use super::body::{Body, full};
 use super::fault::Fault;
 use super::requests::key_of_url;
 use super::undecided;
-use crate::app::{Act, App, State};
+use crate::app::{App, State};
+use crate::front::peer;
 
 /// Charges the limit and key of the path, or the key that the proxy writes in a header.
-pub(super) async fn answer(
+pub(crate) async fn answer(
     app: &App,
     path: &str,
     query: Option<&str>,
@@ -25,7 +26,7 @@ pub(super) async fn answer(
     let GateRequest { cost, deny, kind, header } = read_query(query)?;
     let (limit, key) = match (path.split_once('/'), header, &kind) {
         (Some((limit, key)), None, _) => (decoded(limit), decoded(key)),
-        // What a header says is raw: nobody chooses a namespace by it.
+        // The value of a header is raw: a client cannot choose a namespace with it.
         (None, Some(header), Kind::Raw(_) | Kind::Address) => {
             (decoded(path), proxy_header(headers, &header)?.into())
         }
@@ -41,18 +42,19 @@ pub(super) async fn answer(
         Kind::Raw(namespace) => key_of_url(Some(namespace), &key)?,
         Kind::Address => key_of_client(&key)?,
     };
-    let asks = [Charge::new(&limit, key.canonical()).cost(cost)];
-    app.decide(Act::Charge, &asks, |state, decided| match decided {
-        Ok(decided) => Ok(response(state, &decided.decision, &[(Some(&key), cost)], deny)),
-        Err(error) => Err(undecided(state, None, &asks, &error)),
-    })
-    .await
+    let charges = [Charge::new(&limit, &key).cost(cost)];
+    let (state, _share) = (app.state(), peer::share().await);
+    match state.gate.charge(&charges).await {
+        Ok(decision) => Ok(response(&state, &decision, &[(Some(&key), cost)], deny)),
+        Err(error) => Err(undecided(&state, None, &charges, &error)),
+    }
 }
 
 /// The key in a header that the proxy sets: the last of a list, which the proxy itself has added.
 fn proxy_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, Fault> {
     let last = headers.get_all(name).iter().next_back().and_then(|value| value.to_str().ok());
-    let last = last.and_then(|list| list.rsplit(',').next()).map(str::trim).filter(|said| !said.is_empty());
+    let last =
+        last.and_then(|list| list.rsplit(',').next()).map(str::trim).filter(|reported| !reported.is_empty());
     last.ok_or_else(|| Fault::malformed(format!("the header `{name}`, which has the key, is missing")))
 }
 
@@ -75,44 +77,44 @@ enum Kind {
     Address,
 }
 
-/// What a query may have.
+/// The parameters of the query.
 struct GateRequest {
     cost: u64,
     deny: StatusCode,
     kind: Kind,
-    /// Where the proxy writes the key, if the path does not have it.
+    /// The header with the key, if the path does not have it.
     header: Option<HeaderName>,
 }
 
 impl Kind {
-    fn once(&self, said: Kind) -> Result<Kind, Fault> {
+    fn once(&self, kind: Kind) -> Result<Kind, Fault> {
         match self {
-            Kind::Whole => Ok(said),
+            Kind::Whole => Ok(kind),
             _ => Err(Fault::malformed("say once how the key is read: `as=ip` or `namespace=…`")),
         }
     }
 }
 
 fn read_query(query: Option<&str>) -> Result<GateRequest, Fault> {
-    let mut asked =
+    let mut gate_request =
         GateRequest { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS, kind: Kind::Whole, header: None };
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
             Some(("cost", cost)) => {
                 let cost = cost.parse().ok().filter(|cost| *cost > 0);
-                asked.cost =
+                gate_request.cost =
                     cost.ok_or_else(|| Fault::malformed("`cost` must be a whole number, at least 1"))?;
             }
-            Some(("deny", status)) => asked.deny = read_deny(status)?,
+            Some(("deny", status)) => gate_request.deny = read_deny(status)?,
             Some(("namespace", namespace)) => {
-                asked.kind = asked.kind.once(Kind::Raw(decoded(namespace).into_owned()))?
+                gate_request.kind = gate_request.kind.once(Kind::Raw(decoded(namespace).into_owned()))?
             }
-            Some(("as", "ip")) => asked.kind = asked.kind.once(Kind::Address)?,
+            Some(("as", "ip")) => gate_request.kind = gate_request.kind.once(Kind::Address)?,
             Some(("as", _)) => return Err(Fault::malformed("`as` must be `ip`")),
             Some(("header", name)) => {
                 let name =
                     name.parse().map_err(|_| Fault::malformed("`header` must be the name of a header"));
-                asked.header = Some(name?);
+                gate_request.header = Some(name?);
             }
             _ => {
                 return Err(Fault::malformed(
@@ -121,7 +123,7 @@ fn read_query(query: Option<&str>) -> Result<GateRequest, Fault> {
             }
         }
     }
-    Ok(asked)
+    Ok(gate_request)
 }
 
 /// The status of a denial.
@@ -139,7 +141,7 @@ pub(super) fn response(
     deny: StatusCode,
 ) -> Response<Body> {
     let policy = state.gate.policy();
-    let said: Vec<ReportedLimit<'_>> = decision
+    let reported: Vec<ReportedLimit<'_>> = decision
         .outcomes()
         .iter()
         .zip(charges)
@@ -162,7 +164,7 @@ pub(super) fn response(
         Some(reason) => {
             let plain = StatusCode::from_u16(reason.status()).unwrap_or(deny);
             let status = if deny == StatusCode::TOO_MANY_REQUESTS { plain } else { deny };
-            let body = problem::body_of(status.as_u16(), reason, said.iter().copied());
+            let body = problem::body_of(status.as_u16(), reason, reported.iter().copied());
             let mut response = Response::new(full(body));
             *response.status_mut() = status;
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(problem::CONTENT_TYPE));
@@ -171,8 +173,9 @@ pub(super) fn response(
     };
     let fields = response.headers_mut();
     fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers::render(&Format::default(), said.iter().copied(), Clock::system().now(), |field, value| {
-        // What is rendered is visible ASCII.
+    let now = Clock::system().now().into();
+    headers::render(&Format::default(), reported.iter().copied(), now, |field, value| {
+        // Rendered values are visible ASCII.
         if let Ok(value) = HeaderValue::from_str(value) {
             fields.insert(HeaderName::from_static(field.name()), value);
         }

@@ -1,28 +1,29 @@
-//! `/v1/gate`: applies the config's `[[routes]]` to the request that a proxy describes, by the same code as the tower layer and
+//! `/v1/gate`: applies the config's `[[routes]]` to the request that a proxy describes, with the same code as the tower layer and
 //! backtest.
 //!
-//! The description is believed only from a trusted proxy (`[requests] trusted_proxies`). A proxy describes a request in one of two
-//! ways: `X-Original-Method` and `X-Original-URI`, or `X-Forwarded-Method` and `X-Forwarded-Uri`. The client's own headers come
-//! along, so a client can add the headers of the other way: a request that is described in both ways, or in one way twice, is
-//! refused, and never read in the way that the client chose. The client's address comes from `X-Forwarded-For`, from the right
-//! past the trusted proxies.
+//! The description is accepted only from a trusted proxy (`[requests] trusted_proxies`). A proxy describes a request in one of
+//! two ways: `X-Original-Method` and `X-Original-URI`, or `X-Forwarded-Method` and `X-Forwarded-Uri`. The client's own headers
+//! are passed along, so a client can add the headers of the other way. A request that is described in both ways, or twice in one
+//! way, is refused, and never read in the way that the client chose. The client's address comes from `X-Forwarded-For`, from the
+//! right past the trusted proxies.
 //!
-//! What a client can bring about is a denial, with the status that the proxy asked for (`?deny=403`), never a fault that a proxy
-//! may take for "Tollgate is down" and let pass.
+//! A client can only cause a denial, with the status of the proxy's choice (`?deny=403`), never a fault that a proxy may take for
+//! "Tollgate is down" and let pass.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::{HeaderMap, Method, Response, StatusCode};
+use tollgate::Charge;
 use tollgate::config::Config;
-use tollgate::route::{Described, RouteLimit, Routes};
-use tollgate::{Charge, Key};
+use tollgate::route::{Described, RequestLimit, RouteCharge, RouteLimit, Routes};
 
 use super::body::{Body, full};
 use super::fault::Fault;
 use super::gate::{read_deny, response};
 use super::undecided;
-use crate::app::{Act, App};
+use crate::app::{App, State};
+use crate::front::peer;
 use crate::validate::is_concurrency;
 
 /// The headers of the two ways to describe a request.
@@ -71,22 +72,7 @@ fn why_not(config: &Config, route: &RouteLimit) -> Option<&'static str> {
         .or(concurrency.then_some("a concurrency limit is released when the response is done"))
 }
 
-/// What the described request is charged under one route.
-struct GateCharge {
-    limit: String,
-    /// Without a key it is denied.
-    key: Option<Key<'static>>,
-    cost: u64,
-}
-
-impl GateCharge {
-    /// As the engine charges it: without a key, it is denied as a malformed one is.
-    fn charge(&self) -> Charge<'_> {
-        Charge::new(&self.limit, self.key.as_ref().map_or("", Key::canonical)).cost(self.cost)
-    }
-}
-
-/// Charges what the described request meets.
+/// Charges the described request.
 pub(super) async fn answer(
     app: &App,
     peer: IpAddr,
@@ -102,53 +88,57 @@ pub(super) async fn answer(
             ));
         }
     };
-    check_trust(app, peer)?;
-    let charges = find_charges(app, peer, headers).map_err(|fault| match deny {
+    let state = app.state();
+    let routes = trusted_routes(&state, peer)?;
+    state.routes.report_left_out();
+    // What is wrong with the description is the client's or the proxy's doing.
+    let refused = |fault: Fault| match deny {
         StatusCode::TOO_MANY_REQUESTS => fault,
         deny => fault.with_status(deny),
-    })?;
-    if charges.is_empty() {
+    };
+    let (method, target, host) = describe(headers).map_err(refused)?;
+    let found: Vec<RouteCharge<'_>> = {
+        let described = Described { method: &method, target, host, headers, peer };
+        let request =
+            routes.described(&described).map_err(|error| refused(Fault::malformed(error.to_string())))?;
+        routes.charges(&request).collect()
+    };
+    if found.is_empty() {
         let mut response = Response::new(full(bytes::Bytes::new()));
         let no_store = http::HeaderValue::from_static("no-store");
         response.headers_mut().insert(http::header::CACHE_CONTROL, no_store);
         return Ok(response);
     }
-    let asks: Vec<Charge<'_>> = charges.iter().map(GateCharge::charge).collect();
-    let keys: Vec<_> = charges.iter().map(|charge| (charge.key.as_ref(), charge.cost)).collect();
-    app.decide(Act::Charge, &asks, |state, decided| match decided {
-        Ok(decided) => Ok(response(state, &decided.decision, &keys, deny)),
-        Err(error) => Err(undecided(state, None, &asks, &error)),
-    })
-    .await
+    let charges: Vec<Charge<'_>> = found.iter().map(charge).collect();
+    let keys: Vec<_> = found.iter().map(|one| (one.key.as_ref().ok(), one.cost.get())).collect();
+    let _share = peer::share().await;
+    match state.gate.charge(&charges).await {
+        Ok(decision) => Ok(response(&state, &decision, &keys, deny)),
+        Err(error) => Err(undecided(&state, None, &charges, &error)),
+    }
 }
 
-/// Refuses a peer that is not trusted with 403, whatever status it asked for: no client of a proxy can bring that about.
-fn check_trust(app: &App, peer: IpAddr) -> Result<(), Fault> {
-    let state = app.state();
+/// As the engine charges it: without a key, it is denied as a malformed one is.
+fn charge<'a>(route_charge: &'a RouteCharge<'_>) -> Charge<'a> {
+    let limit = route_charge.limit.as_ref().map_or("", RequestLimit::name);
+    let charge = match &route_charge.key {
+        Ok(key) => Charge::new(limit, key),
+        Err(_) => Charge::new(limit, ""),
+    };
+    charge.cost(route_charge.cost.get())
+}
+
+/// The routes that are applied for a peer. One that is not trusted is refused with 403, whatever status it asked for: a proxy's
+/// client cannot cause that.
+fn trusted_routes(state: &State, peer: IpAddr) -> Result<&Routes, Fault> {
     let routes = state.routes.routes.as_ref().map_err(|error| Fault::unavailable(error.to_string()))?;
     if routes.reader().trusts(peer) {
-        return Ok(());
+        return Ok(routes);
     }
     tracing::warn!(%peer, "refused a request to /v1/gate of a peer that is not in [requests] trusted_proxies");
     Err(Fault::forbidden(
         "/v1/gate believes trusted proxies only; add this peer's address to [requests] trusted_proxies",
     ))
-}
-
-/// The charges of the request that the proxy describes. A fault is the client's or the proxy's doing.
-fn find_charges(app: &App, peer: IpAddr, headers: &HeaderMap) -> Result<Vec<GateCharge>, Fault> {
-    let state = app.state();
-    let routes = state.routes.routes.as_ref().map_err(|error| Fault::unavailable(error.to_string()))?;
-    state.routes.report_left_out();
-    let (method, target, host) = describe(headers)?;
-    let described = Described { method: &method, target, host, headers, peer };
-    let request = routes.described(&described).map_err(|error| Fault::malformed(error.to_string()))?;
-    let charge = |charge: tollgate::route::RouteCharge<'_>| GateCharge {
-        limit: charge.limit.map(|limit| limit.name().to_owned()).unwrap_or_default(),
-        key: charge.key.ok().map(tollgate::Key::into_owned),
-        cost: charge.cost.get(),
-    };
-    Ok(routes.charges(&request).map(charge).collect())
 }
 
 /// The method, the target and the host of the described request.

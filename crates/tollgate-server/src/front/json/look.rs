@@ -1,4 +1,4 @@
-//! What can be looked at without changing anything: limits, the standing of a key, health, metrics.
+//! The read-only routes: limits, the state of a key, health, metrics.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use super::{json as answered, known_limit, render, text};
 use crate::app::{App, State};
 use crate::front::peer;
 
-/// What there is to ask, for people and for programs that write clients. Tests hold it to what is answered.
+/// The description of the API. Tests compare it with the responses.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// What can be looked at.
+/// The read-only routes.
 #[derive(Clone, Copy)]
 pub(super) enum Look {
     Health,
@@ -29,10 +29,11 @@ pub(super) enum Look {
     Limits,
     Status,
     Server,
+    Fleet,
 }
 
 impl Look {
-    /// What there is at an address.
+    /// The route of a path.
     pub(super) fn find(path: &str) -> Option<Look> {
         Some(match path {
             "/healthz" => Look::Health,
@@ -42,6 +43,7 @@ impl Look {
             "/v1/limits" => Look::Limits,
             "/v1/status" => Look::Status,
             "/v1/server" => Look::Server,
+            "/v1/fleet" => Look::Fleet,
             _ => return None,
         })
     }
@@ -51,17 +53,17 @@ impl Look {
             Look::Health => Ok(text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n")),
             Look::Readiness => Ok(ready(app)),
             Look::Metrics => {
-                app.state().gate.publish_metrics();
-                if let Some(models) = app.models() {
-                    models.publish(&app.state().gate).await;
-                }
-                app.metrics.run_upkeep();
+                app.publish_metrics().await;
                 Ok(text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", app.metrics.render()))
             }
             Look::Document => Ok(answered(OPENAPI.to_owned())),
             Look::Limits => Ok(answered(limits(&app.state()).to_string())),
             Look::Status => status(app, query).await,
             Look::Server => Ok(answered(server(app).to_string())),
+            Look::Fleet => {
+                app.fleet.look(app).await;
+                Ok(answered(app.fleet.to_json(app).to_string()))
+            }
         }
     }
 }
@@ -92,7 +94,7 @@ pub(crate) fn limit(state: &State, rule: &Rule) -> Value {
         Allowance::Limited(limit) => (
             Some(limit.strategy().name()),
             Some(limit.capacity()),
-            Some(limit.window().get().div_ceil(1_000)),
+            Some(limit.window_us().get().div_ceil(1_000)),
         ),
         Allowance::Unlimited => (None, None, None),
         Allowance::Blocked => (None, Some(0), None),
@@ -125,7 +127,7 @@ pub(crate) fn ad_hoc(state: &State, name: &str) -> Value {
     })
 }
 
-/// How a key stands, and nothing is charged.
+/// The state of a key; nothing is charged.
 async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault> {
     let find = |name: &str| {
         let mut pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
@@ -139,8 +141,7 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
     let state = app.state();
     known_limit(&state, &limit)?;
     let share = peer::share().await;
-    let outcome =
-        state.gate.status(&limit, key.canonical()).await.map_err(|error| Fault::undecided(&error))?;
+    let outcome = state.gate.status(&limit, &key).await.map_err(|error| Fault::undecided(&error))?;
     drop(share);
     let mut out = String::with_capacity(192);
     let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.numbers().allowed);
@@ -152,7 +153,7 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
     Ok(answered(out))
 }
 
-/// How the server fares: its store, and its config.
+/// The state of the server: its store, and its config.
 fn server(app: &App) -> Value {
     let state = app.state();
     let health = state.gate.store_health();

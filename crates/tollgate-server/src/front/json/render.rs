@@ -1,15 +1,12 @@
-//! A decision as JSON. Milliseconds are rounded up, and what never comes is `null`.
+//! Renders a decision as JSON. Milliseconds are rounded up; `null` means never.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use tollgate::{Decision, Outcome};
-
-use crate::app::Decided;
+use tollgate::{ChargeId, Decision, Outcome};
 
 /// `{"allowed":true,"binding":"api",…,"limits":[…]}`. Names of limits need no escaping: they are `[a-z0-9_.-]`.
-pub(crate) fn decision(out: &mut String, decided: &Decided) {
-    let Decided { decision, reservation } = decided;
+pub(crate) fn decision(out: &mut String, decision: &Decision, reservation: Option<ChargeId>) {
     out.push_str("{\"allowed\":");
     out.push_str(word(decision.is_allowed()));
     out.push_str(",\"binding\":\"");
@@ -64,10 +61,10 @@ fn reason(out: &mut String, outcome: &Outcome) {
     out.push('"');
 }
 
-/// What a limit says in numbers, without braces.
-pub(crate) fn outcome(out: &mut String, said: &Outcome) {
-    let numbers = said.numbers();
-    if said.is_unlimited() {
+/// The numbers of an outcome, without braces.
+pub(crate) fn outcome(out: &mut String, outcome_of_limit: &Outcome) {
+    let numbers = outcome_of_limit.numbers();
+    if outcome_of_limit.is_unlimited() {
         out.push_str("\"capacity\":null,\"remaining\":null,");
     } else {
         out.push_str("\"capacity\":");
@@ -79,7 +76,7 @@ pub(crate) fn outcome(out: &mut String, said: &Outcome) {
     out.push_str("\"retry_after_ms\":");
     wait(out, numbers.retry_after.map(Duration::from));
     out.push_str(",\"reset_after_ms\":");
-    number(out, ms(said.reset_after()));
+    number(out, ms(outcome_of_limit.reset_after()));
 }
 
 fn wait(out: &mut String, wait: Option<Duration>) {

@@ -1,4 +1,4 @@
-//! What a JSON request asks for, and what is wrong with it.
+//! Parses JSON requests, and explains what is wrong with them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,9 +7,10 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use smallvec::SmallVec;
-use tollgate::{Charge, Key};
+use tollgate::{Charge, Key, KeyRef};
 
 use super::fault::Fault;
+use crate::overrides::Fields;
 
 /// How many limits one charge, and how many checks one batch may name.
 pub(crate) const MOST_CHARGES: usize = 64;
@@ -31,7 +32,7 @@ pub(crate) struct CheckRequest<'a> {
     ttl_ms: Option<Whole<1>>,
 }
 
-/// The body of a batch: each is charged by itself.
+/// The body of a batch: each check is charged separately.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Batch<'a> {
@@ -59,6 +60,46 @@ pub(crate) struct OfKey<'a> {
     pub(crate) limit: Text<'a>,
     #[serde(borrow)]
     pub(crate) key: KeyText<'a>,
+}
+
+/// The body of a call about one key under all limits.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OneKey<'a> {
+    #[serde(borrow)]
+    pub(crate) key: KeyText<'a>,
+}
+
+/// The body of a call that sets an override.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SetOverrideRequest<'a> {
+    #[serde(borrow)]
+    pub(crate) limit: Text<'a>,
+    #[serde(borrow)]
+    pub(crate) key: KeyText<'a>,
+    #[serde(rename = "override")]
+    pub(crate) fields: Object<Fields>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    pub(crate) until: Option<Text<'a>>,
+    #[serde(default, deserialize_with = "present")]
+    pub(crate) for_ms: Option<Whole<1>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    pub(crate) reason: Option<Text<'a>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    pub(crate) by: Option<Text<'a>>,
+}
+
+/// The body of a call that removes it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RemoveOverride<'a> {
+    #[serde(borrow)]
+    pub(crate) limit: Text<'a>,
+    #[serde(borrow)]
+    pub(crate) key: KeyText<'a>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    pub(crate) by: Option<Text<'a>>,
 }
 
 /// The body of a call that closes a key of jobs.
@@ -101,7 +142,7 @@ pub(crate) struct OfReservation<'a> {
     pub(crate) actual: Option<Actual>,
 }
 
-/// What a reservation truly cost: the same under every limit of it, or by name.
+/// The actual cost of a reservation: the same under every limit of it, or by name.
 pub(crate) enum Actual {
     All(u64),
     Each(std::collections::BTreeMap<String, u64>),
@@ -130,8 +171,7 @@ impl<'de> Deserialize<'de> for Actual {
     }
 }
 
-/// A whole number. What it is expected to be at least is for the message alone: the caller has more to say of a number that
-/// is too small.
+/// A whole number. The expected minimum is only for the message: the caller reports a number that is too small.
 #[derive(Clone, Copy)]
 pub(crate) struct Whole<const LEAST: u64>(pub(super) u64);
 
@@ -160,17 +200,17 @@ impl<'de, const LEAST: u64> Deserialize<'de> for Whole<LEAST> {
 pub(crate) type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
 
 impl CheckRequest<'_> {
-    /// The time to live that was asked for.
+    /// The requested time to live.
     pub(crate) fn ttl_ms(&self) -> Option<u64> {
         self.ttl_ms.map(|Whole(ms)| ms)
     }
 
-    /// The name of the list that the charges stand in, if they stand in one.
+    /// The name of the list with the charges, if there is one.
     pub(crate) fn list(&self) -> Option<&'static str> {
         self.charges.as_ref().map(|_| "charges")
     }
 
-    /// The asks of one charge.
+    /// The charges of one request.
     pub(crate) fn charges(&self) -> Result<Charges<'_>, Fault> {
         match (&self.limit, &self.key, &self.charges) {
             (Some(limit), Some(key), None) => {
@@ -205,7 +245,7 @@ impl One<'_> {
     }
 }
 
-/// Where a charge stands in a request that has several, for messages: `checks[3]`.
+/// The position of a charge in a request with several, for messages: `checks[3]`.
 #[derive(Clone, Copy)]
 pub(crate) struct ListEntry {
     pub(crate) list: &'static str,
@@ -237,7 +277,7 @@ fn charge<'a>(
 ) -> Result<Charge<'a>, Misfit> {
     match cost.map_or(1, |Whole(cost)| cost) {
         0 => Err(Misfit::NoCost),
-        cost => Ok(Charge::new(&limit.0, key.checked().map_err(Misfit::Key)?).cost(cost)),
+        cost => Ok(Charge::new(&limit.0, key.charged().map_err(Misfit::Key)?).cost(cost)),
     }
 }
 
@@ -264,29 +304,32 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 }
 
 /// The key: `"user:42"`, or raw parts that need no encoding, `{"namespace":"ip","key":"2001:db8::1"}`.
-pub(crate) struct KeyText<'a>(Result<Cow<'a, str>, String>);
+pub(crate) enum KeyText<'a> {
+    Text(Cow<'a, str>),
+    /// The key of raw parts, or what is wrong with them.
+    Parts(Result<Key<'static>, String>),
+}
 
 impl KeyText<'_> {
-    /// The text of the key, if it is one.
-    pub(crate) fn checked(&self) -> Result<&str, Fault> {
-        let text = match &self.0 {
-            Ok(text) => text,
-            Err(why) => return Err(Fault::malformed(why.clone())),
-        };
-        key(text)?;
-        Ok(text)
+    /// The key as a charge has it, if it is one. It is parsed here, and the engine does not parse it again.
+    fn charged(&self) -> Result<KeyRef<'_>, Fault> {
+        match self {
+            KeyText::Parts(Ok(key)) => Ok(key.into()),
+            _ => self.parsed().map(KeyRef::from),
+        }
     }
 
     /// The key, if it is one.
     pub(crate) fn parsed(&self) -> Result<Key<'_>, Fault> {
-        match &self.0 {
-            Ok(text) => key(text),
-            Err(why) => Err(Fault::malformed(why.clone())),
+        match self {
+            KeyText::Text(text) => key(text),
+            KeyText::Parts(Ok(key)) => Ok(key.clone()),
+            KeyText::Parts(Err(why)) => Err(Fault::malformed(why.clone())),
         }
     }
 }
 
-/// A key from its text, or what is wrong with it and what may have been meant.
+/// A key from its text, or what is wrong with it and a suggestion.
 pub(crate) fn key(text: &str) -> Result<Key<'_>, Fault> {
     Key::parse(text).map_err(|error| {
         let meant = error.suggestion().map(|text| format!("; did you mean `{text}`?"));
@@ -294,7 +337,7 @@ pub(crate) fn key(text: &str) -> Result<Key<'_>, Fault> {
     })
 }
 
-/// A key from a URL: its text, or raw in the namespace that stands beside it, because proxies cannot encode an IPv6 address.
+/// A key from a URL: its text, or raw with a separate namespace, because proxies cannot encode an IPv6 address.
 pub(crate) fn key_of_url<'a>(namespace: Option<&str>, text: &'a str) -> Result<Key<'a>, Fault> {
     match namespace {
         None => key(text),
@@ -321,10 +364,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for KeyText<'a> {
                 f.write_str("a key such as \"user:42\" or {\"namespace\":…,\"key\":…}")
             }
             fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<KeyText<'de>, E> {
-                Ok(KeyText(Ok(Cow::Borrowed(text))))
+                Ok(KeyText::Text(Cow::Borrowed(text)))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<KeyText<'de>, E> {
-                Ok(KeyText(Ok(Cow::Owned(text.to_owned()))))
+                Ok(KeyText::Text(Cow::Owned(text.to_owned())))
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<KeyText<'de>, A::Error> {
                 let parts = Parts::deserialize(de::value::MapAccessDeserializer::new(map))?;
@@ -333,17 +376,14 @@ impl<'de: 'a, 'a> Deserialize<'de> for KeyText<'a> {
                     Some(version) => Key::with_version(namespace, &parts.key.0, &version.0),
                     None => Key::new(namespace, &parts.key.0),
                 };
-                Ok(KeyText(match key {
-                    Ok(key) => Ok(Cow::Owned(key.to_string())),
-                    Err(error) => Err(error.to_string()),
-                }))
+                Ok(KeyText::Parts(key.map_err(|error| error.to_string())))
             }
         }
         deserializer.deserialize_any(TextOrParts)
     }
 }
 
-/// What must be an object. Left to itself, serde also takes an array of the values in the order of the fields.
+/// Requires an object. By default serde also accepts an array of the values in the order of the fields.
 pub(crate) struct Object<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -362,12 +402,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A field that may be left out, but not be `null`: what is there is meant.
+/// A field that may be missing, but not `null`.
 fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
-/// Reads a body, or says what is wrong with it, and where.
+/// Parses a body, or explains what is wrong with it, and where.
 pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
     // Looked through once as text, and not again string by string.
     let read = match std::str::from_utf8(body) {
@@ -377,7 +417,7 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Fault> {
     read.map(|Object(read)| read).map_err(|_| wrong::<T>(body))
 }
 
-/// What is wrong with a body. It is read once more, this time with the path to the field: that costs too much for sound ones.
+/// What is wrong with a body. It is parsed again with the path to the field, which is too slow for valid ones.
 #[cold]
 fn wrong<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Fault {
     let mut json = serde_json::Deserializer::from_slice(body);
@@ -396,7 +436,7 @@ fn wrong<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Fault {
     ))
 }
 
-/// The words for an error of serde. What a caller has sent is not repeated: it may hold a key.
+/// The message for an error of serde. It does not repeat the caller's text, which may contain a key.
 fn explained(path: &str, text: &str) -> String {
     let text = text.split(" at line ").next().unwrap_or_default();
     let field = match path {
@@ -445,36 +485,40 @@ fn explained(path: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The asks of a body, as `limit key cost` each, or what is said of it.
+    /// The charges of a body, as `limit key cost` each, or the error.
     fn check(body: &str, expected: Result<&[&str], &str>) {
-        let asked = read::<CheckRequest<'_>>(body.as_bytes());
-        let asks = asked.as_ref().map_err(ToString::to_string).and_then(|asked| {
-            let asks = asked.charges().map_err(|fault| fault.to_string())?;
-            assert!(asks.iter().map(Charge::limit).eq(parts(asked).map(|(limit, _, _)| &*limit.0)), "{body}");
-            // An ask does not show its key to anybody.
+        let request = read::<CheckRequest<'_>>(body.as_bytes());
+        let charges = request.as_ref().map_err(ToString::to_string).and_then(|request| {
+            let charges = request.charges().map_err(|fault| fault.to_string())?;
+            assert!(
+                charges.iter().map(Charge::limit).eq(parts(request).map(|(limit, _, _)| &*limit.0)),
+                "{body}"
+            );
+            // A charge does not show its key.
             let words = |(limit, key, cost): (&Text<'_>, &KeyText<'_>, Option<Whole<1>>)| {
-                let key = key.checked().map_err(|fault| fault.to_string())?;
-                Ok(format!("{} {key} {}", limit.0, cost.map_or(1, |cost| cost.0)))
+                let key = key.parsed().map_err(|fault| fault.to_string())?;
+                Ok(format!("{} {} {}", limit.0, key.canonical(), cost.map_or(1, |cost| cost.0)))
             };
-            parts(asked).map(words).collect::<Result<Vec<_>, String>>()
+            parts(request).map(words).collect::<Result<Vec<_>, String>>()
         });
-        match (asks, expected) {
-            (Ok(asks), Ok(expected)) => assert_eq!(asks, expected, "{body}"),
-            (Err(said), Err(expected)) => assert!(said.contains(expected), "{body}: {said}"),
+        match (charges, expected) {
+            (Ok(charges), Ok(expected)) => assert_eq!(charges, expected, "{body}"),
+            (Err(message), Err(expected)) => assert!(message.contains(expected), "{body}: {message}"),
             (found, expected) => panic!("{body}: {found:?} {expected:?}"),
         }
     }
 
     fn parts<'a>(
-        asked: &'a CheckRequest<'_>,
+        request: &'a CheckRequest<'_>,
     ) -> impl Iterator<Item = (&'a Text<'a>, &'a KeyText<'a>, Option<Whole<1>>)> {
-        let alone = asked.limit.as_ref().zip(asked.key.as_ref()).map(|(limit, key)| (limit, key, asked.cost));
-        let several = asked.charges.iter().flatten().map(|Object(one)| (&one.limit, &one.key, one.cost));
+        let alone =
+            request.limit.as_ref().zip(request.key.as_ref()).map(|(limit, key)| (limit, key, request.cost));
+        let several = request.charges.iter().flatten().map(|Object(one)| (&one.limit, &one.key, one.cost));
         alone.into_iter().chain(several)
     }
 
     #[test]
-    fn a_question_is_one_charge_or_several() {
+    fn a_request_has_one_charge_or_several() {
         check(r#"{"limit":"api","key":"user:42"}"#, Ok(&["api user:42 1"]));
         check(r#"{"limit":"api","key":"user:42","cost":3}"#, Ok(&["api user:42 3"]));
         check(
@@ -490,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn mistakes_are_explained() {
         check("", Err("EOF"));
         check("{", Err("EOF"));
         check("[]", Err("it must be an object, not an array"));

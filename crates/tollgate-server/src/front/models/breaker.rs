@@ -19,7 +19,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// minutes.
 const TRIED: Duration = Duration::from_secs(2);
 
-/// How long those who wait for the first to be answered sleep before they look again.
+/// How long a call that waits for the answer of the first one sleeps before it checks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(25);
 
 /// The breakers of one upstream, by configured model.

@@ -227,7 +227,8 @@ impl Call<'_> {
             };
             let standing = admission.standing();
             let group = admission.group().map(str::to_owned);
-            let attempting = self.attempt(admission, attempt, pass, body.clone(), hides_usage);
+            // In a box, so that calls in line do not hold the room for it.
+            let attempting = Box::pin(self.attempt(admission, attempt, pass, body.clone(), hides_usage));
             let attempting = attempting.instrument(tracing::info_span!("attempt", attempt));
             let mut failed = match attempting.await {
                 Ok((mut head, answer)) => {
@@ -270,6 +271,9 @@ impl Call<'_> {
     /// The provider's own answer, or ours, with a hint that SDKs follow as it is meant.
     fn give_up(&self, failed: Failed, is_used_up: bool) -> Result<Response<Body>, Fault> {
         let mut response = failed.response?;
+        if response.status() == StatusCode::TOO_MANY_REQUESTS && failed.again != Again::NorByTheSdk {
+            self.models.limits.passed_on();
+        }
         let headers = response.headers_mut();
         if let Some(wait) = failed.hint {
             report::set_hint(headers, wait);
@@ -360,6 +364,11 @@ impl Call<'_> {
         let hints = Hints::read(&head.headers, SystemTime::now());
         head.headers = passed_back(&head.headers);
         head.version = http::Version::HTTP_11;
+        // Such as 101: it would make another protocol of the client's connection.
+        if head.status.is_informational() {
+            let cause = Cause::new("the upstream did not answer", format!("its status was {}", head.status));
+            return Err(sent.lost(admission, &cause).await);
+        }
         if !head.status.is_success() {
             return Err(sent.refused(admission, pass, head, incoming, &hints).await);
         }

@@ -148,9 +148,10 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
         }
     }
     let end = end.unwrap_or(End::Whole);
+    // Also where it is not passed on by event: what it says counts.
     if end == End::Whole
-        && answer.hides_usage
         && let Some(rest) = answer.reader.as_mut().and_then(EventReader::rest)
+        && answer.hides_usage
         && rest.kind != EventKind::UsageOnly
     {
         let _ = pieces.send(Ok(rest.bytes.into())).await;
@@ -207,6 +208,12 @@ impl Ended {
                 let streamed = reader.streamed();
                 match streamed.reported() {
                     Some(usage) => (Some(usage), "reported"),
+                    // More may have come than was counted, so nothing is proven unused.
+                    None if streamed.has_unread()
+                        && estimated_input.saturating_add(streamed.output()) < reserved =>
+                    {
+                        (None, "estimated")
+                    }
                     None => {
                         let input = streamed.input().unwrap_or_else(|| admission.estimate(0));
                         (Some(Usage { output: streamed.output(), ..input }), "estimated")

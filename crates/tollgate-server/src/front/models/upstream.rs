@@ -298,7 +298,10 @@ fn tls(config: &UpstreamConfig) -> Result<rustls::ClientConfig, String> {
     if let Some(file) = &config.ca_file {
         let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let read = read.map_err(|error| wrong(format!("ca_file {}: {error}", file.display())))?;
-        roots.add_parsable_certificates(read);
+        let (trusted, _) = roots.add_parsable_certificates(read);
+        if trusted == 0 {
+            return Err(wrong(format!("ca_file {}: there is no certificate in it", file.display())));
+        }
     } else if config.base_url.starts_with("https://") {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }

@@ -1,4 +1,4 @@
-// Questions to the API, and the dialog that asks before something is changed.
+// Calls to the API, and the dialog that asks before a change.
 //
 // The admin token stays in its field, and goes nowhere but to the server.
 
@@ -13,14 +13,15 @@ export const setNeedsToken = (isNeeded) => { tokenIsNeeded = isNeeded; };
 /** The admin token, if it was shown to be right on this page; and forgets it. */
 export const knownToken = () => known;
 export const forgetToken = () => { known = ""; };
+export const tokenWorked = (token) => { known = token ?? ""; };
 
 /** Asks the API. */
 export async function ask(method, path, body, token) {
   const headers = body ? { "content-type": "application/json" } : {};
   if (token) headers.authorization = `Bearer ${token}`;
   const response = await fetch(path, { method, headers, body: body && JSON.stringify(body), cache: "no-store" });
-  const said = await response.json().catch(() => ({}));
-  return { status: response.status, isOk: response.ok, said };
+  const reply = await response.json().catch(() => ({}));
+  return { status: response.status, isOk: response.ok, reply };
 }
 
 export const strong = (text) => make("strong", "", text);
@@ -41,7 +42,7 @@ export function makeSure({ title, words, button, takesToken, work, fields = [] }
   (fields.length ? $("sure-fields").querySelector("select, input") : takesToken ? $("sure-token") : $("sure-no")).focus();
 }
 
-/** Makes an admin call from the dialog. What it answered, once it was done; null if the token was wrong, which is said. */
+/** Makes an admin call from the dialog. What it answered, once it was done; null if the token was wrong, which the dialog says. */
 export async function askAsAdmin(path, body, method = "POST") {
   const token = $("sure-token").value;
   const answered = await ask(method, path, body, token);

@@ -1,5 +1,5 @@
-//! The files of the page, and what a browser may do with them: run this script and this style, ask this server, and nothing
-//! else, so that a key with a hostile name stays a text whatever mistake the script might make.
+//! The files of the page, with a policy for the browser: it may run this script and this style and call this server, and nothing
+//! else, so that a key with a hostile name stays text even if the script has a mistake.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
@@ -22,10 +22,11 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 const DOCUMENT: &str = include_str!("index.html");
 
-static ASSETS: LazyLock<[Asset; 16]> = LazyLock::new(|| {
+static ASSETS: LazyLock<[Asset; 20]> = LazyLock::new(|| {
     [
         // One document; which of its views is seen depends on the address.
         Asset::new("/", "text/html; charset=utf-8", DOCUMENT),
+        Asset::new("/key", "text/html; charset=utf-8", DOCUMENT),
         Asset::new("/jobs", "text/html; charset=utf-8", DOCUMENT),
         Asset::new("/models", "text/html; charset=utf-8", DOCUMENT),
         Asset::new("/page/page.css", "text/css; charset=utf-8", include_str!("page.css")),
@@ -33,10 +34,13 @@ static ASSETS: LazyLock<[Asset; 16]> = LazyLock::new(|| {
         Asset::new("/page/alerts.js", SCRIPT, include_str!("alerts.js")),
         Asset::new("/page/ask.js", SCRIPT, include_str!("ask.js")),
         Asset::new("/page/chart.js", SCRIPT, include_str!("chart.js")),
+        Asset::new("/page/csv.js", SCRIPT, include_str!("csv.js")),
+        Asset::new("/page/fleet.js", SCRIPT, include_str!("fleet.js")),
         Asset::new("/page/jobs.js", SCRIPT, include_str!("jobs.js")),
         Asset::new("/page/models.js", SCRIPT, include_str!("models.js")),
         Asset::new("/page/overview.js", SCRIPT, include_str!("overview.js")),
         Asset::new("/page/page.js", SCRIPT, include_str!("page.js")),
+        Asset::new("/page/key.js", SCRIPT, include_str!("key.js")),
         Asset::new("/page/limits.js", SCRIPT, include_str!("limits.js")),
         Asset::new("/page/nodes.js", SCRIPT, include_str!("nodes.js")),
         Asset::new("/page/try.js", SCRIPT, include_str!("try.js")),
@@ -70,13 +74,13 @@ impl Asset {
         Asset { path, kind, text, etag: etag.unwrap_or(HeaderValue::from_static("\"\"")) }
     }
 
-    /// The file, or that the browser has it already. It asks each time: another version of the server has another page.
-    pub(super) fn answer(&self, asked: &HeaderMap) -> Response<Body> {
+    /// The file, or "not modified". The browser revalidates each time: another version of the server has another page.
+    pub(super) fn answer(&self, request_headers: &HeaderMap) -> Response<Body> {
         let has_it = |value: &HeaderValue| {
             let mut tags = value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
             tags.any(|tag| tag.strip_prefix(b"W/").unwrap_or(tag) == self.etag.as_bytes())
         };
-        let is_known = asked.get_all(IF_NONE_MATCH).iter().any(has_it);
+        let is_known = request_headers.get_all(IF_NONE_MATCH).iter().any(has_it);
         let mut response = Response::new(full(if is_known { Bytes::new() } else { self.text.into() }));
         if is_known {
             *response.status_mut() = StatusCode::NOT_MODIFIED;
@@ -103,15 +107,15 @@ mod tests {
         for asset in ASSETS.iter() {
             let path = asset.path;
             let etag = asset.etag.to_str().expect("visible").to_owned();
-            for (asked, status) in [
+            for (request_headers, status) in [
                 (None, 200),
                 (Some(etag.clone()), 304),
                 (Some(format!("\"other\", W/{etag}")), 304),
                 (Some("\"other\"".to_owned()), 200),
             ] {
                 let mut fields = HeaderMap::new();
-                if let Some(asked) = asked {
-                    fields.insert(IF_NONE_MATCH, HeaderValue::from_str(&asked).expect("visible"));
+                if let Some(request_headers) = request_headers {
+                    fields.insert(IF_NONE_MATCH, HeaderValue::from_str(&request_headers).expect("visible"));
                 }
                 let response = asset.answer(&fields);
                 assert_eq!(response.status(), status, "{path} {fields:?}");

@@ -44,14 +44,14 @@ function niceStep(value, ticks) {
 
 /**
  * A chart in `host`. What it shows is given to `update`: `label`, `t0` and `step` in seconds, `series` of `{ name, kind, values, isLine }`,
- * and perhaps `height`, `y` (how values are said), `unit`, `limit` `{ value, label }`, `events` `{ kind, from, to, label, long }`, `now`, `mark`.
+ * and perhaps `height`, `y` (how values are written), `unit`, `limit` `{ value, label }`, `events` `{ kind, from, to, label, long }`, `now`, `mark`.
  */
 export function chart(host) {
   host.className = "plot";
   host.tabIndex = 0;
   host.setAttribute("role", "group");
   host.setAttribute("aria-roledescription", "chart");
-  const said = h("p.unseen", { "aria-live": "polite" });
+  const live = h("p.unseen", { "aria-live": "polite" });
   const tip = h("div.tip", { hidden: true });
   let shown = null;
   let at = null;
@@ -73,7 +73,7 @@ export function chart(host) {
       most = Math.max(most, bars.reduce((sum, { values }) => sum + (values[index] ?? 0), 0));
       for (const { isLine, values } of series) if (isLine) most = Math.max(most, values[index] ?? 0);
     }
-    const tick = niceStep(Math.max(most, 1), shown.ticks ?? 3);
+    const tick = niceStep(Math.max(most, shown.least ?? 1), shown.ticks ?? 3);
     const ceiling = Math.max(tick, Math.ceil(most / tick - 1e-9) * tick);
     left = shown.gutter ?? 42;
     const plotWidth = width - left - RIGHT;
@@ -110,7 +110,7 @@ export function chart(host) {
     }
     cross = h("rect.cross", { display: "none", y: top, width: Math.max(2, plotWidth / count()), height: plotHeight });
     drawn.append(cross);
-    host.replaceChildren(drawn, tip, said);
+    host.replaceChildren(drawn, tip, live);
     if (at !== null) show(Math.min(at, count() - 1), false);
   }
 
@@ -181,7 +181,7 @@ export function chart(host) {
     const isRight = x(index) > width / 2;
     tip.style.left = isRight ? "auto" : `${x(index) + width / count() + 8}px`;
     tip.style.right = isRight ? `${width - x(index) + 8}px` : "auto";
-    if (speaks) said.textContent = `${when}: ${rows.map(({ name, values }) => `${y(values[index])}${unit} ${name}`).join(", ")}${met.map(({ long, label }) => `. ${long ?? label}`).join("")}`;
+    if (speaks) live.textContent = `${when}: ${rows.map(({ name, values }) => `${y(values[index])}${unit} ${name}`).join(", ")}${met.map(({ long, label }) => `. ${long ?? label}`).join("")}`;
   }
 
   const picked = (event) => {

@@ -1,8 +1,8 @@
-//! A snapshot a second for those who look: written once, sent to all.
+//! A snapshot a second for all viewers: written once, sent to all.
 //!
-//! The first message to a viewer has the last five minutes, the later ones only the last seconds, of which the page knows most
-//! already: a viewer that misses a few misses nothing. A viewer who does not keep up gets the newest when it is ready for it, so
-//! nothing is stored up for anybody. There is room for so many viewers, and all are sent away when the server ends.
+//! The first message to a viewer has the last five minutes, the later ones only the last seconds, most of which the page has
+//! already: a viewer that misses a few loses nothing. A slow viewer gets the newest snapshot when it is ready for it, so nothing
+//! is queued. The number of viewers is bounded, and all are closed when the server ends.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -31,7 +31,7 @@ use crate::stats::ring::SECONDS;
 /// How many may look at once.
 const VIEWERS: usize = 100;
 
-/// How many seconds a later message has: some more than one, for those who were late.
+/// How many seconds a later message has: more than one, for late viewers.
 const LATEST: u64 = 10;
 
 /// How often what was timed is put into its histograms, in seconds: until then it takes memory, and nobody may ever scrape.
@@ -76,8 +76,13 @@ impl Feed {
         *self.ticks.lock() = None;
     }
 
-    fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.ticks.lock().is_some()
+    }
+
+    /// Whether anybody looks.
+    pub(crate) fn has_viewers(&self) -> bool {
+        self.ticks.lock().as_ref().is_some_and(|ticks| ticks.receiver_count() > 0)
     }
 
     /// Notes whether the store is up in this second.

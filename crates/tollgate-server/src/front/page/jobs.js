@@ -1,4 +1,4 @@
-// Background jobs: what their limits have counted, who waits and until when, what is closed. Fed by /v1/jobs, which reads the jobs' database, so
+// Background jobs: what their limits have counted, which jobs wait and until when, what is closed. Fed by /v1/jobs, which reads the jobs' database, so
 // it is that of all workers. Times are the database's, shown in this browser's zone.
 
 import { notice } from "./alerts.js";
@@ -179,7 +179,7 @@ function say(words) {
 function done(answered, words) {
   if (!answered) return;
   $("sure").close();
-  say(answered.isOk ? words(answered.said) : `${answered.said.title ?? "Not done"}: ${answered.said.detail ?? ""}`);
+  say(answered.isOk ? words(answered.reply) : `${answered.reply.title ?? "Not done"}: ${answered.reply.detail ?? ""}`);
   read();
 }
 
@@ -208,7 +208,7 @@ function askToShowIds() {
       const answered = await askAsAdmin("/v1/jobs", null, "GET");
       if (!answered) return;
       $("sure").close();
-      if (answered.isOk) show(answered.said);
+      if (answered.isOk) show(answered.reply);
     },
   });
 }
@@ -349,9 +349,9 @@ async function read() {
   if (isReading || document.hidden) return;
   isReading = true;
   try {
-    const { status, isOk, said } = await ask("GET", "/v1/jobs", null, knownToken());
+    const { status, isOk, reply } = await ask("GET", "/v1/jobs", null, knownToken());
     if (status === 401) forgetToken();
-    if (isOk) show(said);
+    if (isOk) show(reply);
   } catch {
     // The bar says that the connection is lost.
   } finally {

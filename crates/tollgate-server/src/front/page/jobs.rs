@@ -1,9 +1,9 @@
-//! What the page shows of background jobs, from the database that has them, so that it is that of all workers.
+//! Background jobs on the page, read from their database, so that all workers are included.
 //!
-//! The database is read when somebody asks, at most once a second however many do, and the slower it answers the less often: a
-//! look never takes more than a twentieth of its time. One that cannot be read is shown as such, and nothing else depends on it.
+//! The database is read on demand, at most once a second for all viewers, and less often if it is slow: reading never takes more
+//! than a twentieth of its time. A database that cannot be read is shown as such, and nothing else depends on it.
 //!
-//! Who shows no admin token sees hashes of the ids of jobs, as of all keys, and not what admins wrote when they closed a key.
+//! Without the admin token a viewer sees hashes of job ids, as of all keys, and no reasons of closed keys.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,12 +27,12 @@ const TIMES: u32 = 20;
 /// How many minutes of the past are kept, one number each.
 const MINUTES: usize = 60;
 
-/// What is known of jobs.
+/// The last reading.
 #[derive(Default)]
 pub(crate) struct JobsView {
     /// The reader, and the database that it was made for.
     reader: Mutex<Option<(Option<String>, JobsReader)>>,
-    /// One reads for all who ask.
+    /// One reader for all viewers.
     last: tokio::sync::Mutex<Option<Last>>,
     /// How many waited at the end of each minute, by the seconds since 1970.
     past: Mutex<VecDeque<(u64, u64)>>,
@@ -261,7 +261,7 @@ impl JobsView {
         })
     }
 
-    /// What was just changed is read anew.
+    /// Reads again after a change.
     pub(crate) async fn changed(&self) {
         *self.last.lock().await = None;
     }

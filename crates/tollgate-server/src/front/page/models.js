@@ -5,15 +5,17 @@ import { notice } from "./alerts.js";
 import { ask } from "./ask.js";
 import { chart, legend, meter, numbers } from "./chart.js";
 import { $, each, fill, h, options, put } from "./nodes.js";
-import { number, percent, plural, rate, span } from "./words.js";
+import { clockTime, dateTime, number, percent, plural, rate, span } from "./words.js";
 
 const EVERY_MS = 1000;
 const ALL = "all";
 const SHOWN = 12;
+const RANGES = { "5m": ["5 min", "last 5 minutes"], "1h": ["1 h", "last hour"], "24h": ["24 h", "last 24 hours"] };
 
 let last = null;
 let drawn = null;
 let token = "";
+let range = "1h";
 
 const faint = (words) => h("span.faint", words);
 const sub = (words) => h("span.sub", words);
@@ -44,11 +46,11 @@ function otherWords({ limits }) {
 
 function modelRow({ model }) {
   return h("tr", { "data-model": model }, h("td.all"), h("td.use2.all", { "data-l": "requests" }), h("td.use2.all", { "data-l": "tokens" }),
-    h("td.num", { "data-l": "waiting" }), h("td.num", { "data-l": "longest wait" }), h("td.num", { "data-l": "refused, 1 h" }));
+    h("td.num", { "data-l": "waiting" }), h("td.num", { "data-l": "longest wait" }), h("td.num", { "data-l": "refused, 1 h" }), h("td"));
 }
 
 function showModel(row, model) {
-  const [name, requests, tokens, waiting, longest, refused] = row.cells;
+  const [name, requests, tokens, waiting, longest, refused, counted] = row.cells;
   const shared = last.models.filter((one) => one.quota === model.quota && one.model !== model.model).map((one) => one.model);
   const about = [model.upstream, shared.length ? `quota: ${model.quota}, also ${shared.join(", ")}` : "quota: own", ...otherWords(model)].join(" · ");
   fill(name, [model.model, model.shadow, about], () => [h("b.mono", model.model), " ", model.shadow && h("span.tag.dash", "shadow"), sub(about)]);
@@ -59,6 +61,10 @@ function showModel(row, model) {
   fill(waiting, model.waiting, () => (model.waiting ? h("b", number.format(model.waiting)) : faint("0")));
   fill(longest, model.longest_wait_ms, () => (model.longest_wait_ms === null ? faint("–") : seconds(model.longest_wait_ms)));
   fill(refused, model.refused, () => (model.refused ? h("b.deny", number.format(model.refused)) : faint("0")));
+  const fellBack = model.counted.startsWith("fallback");
+  fill(counted, model.counted, () => (fellBack ? h("span.tag.warn", model.counted) : faint(model.counted)));
+  counted.classList.toggle("hide-small", !fellBack);
+  longest.classList.toggle("hide-small", model.longest_wait_ms === null);
 }
 
 // The line.
@@ -87,18 +93,35 @@ function showLine() {
 
 // Keys, clients, estimates.
 
+/** The note of a group that is in use. */
+function groupNote({ keys, stands_in_for, reports, others }) {
+  if (stands_in_for.length) return `takes the calls of ${stands_in_for.join(", ")}`;
+  if (others) return `others use it too: ${rate(others.used)} of ${rate(others.capacity)} ${others.unit}, with some headroom`;
+  if (reports === "agree") return "its reports agree with our count";
+  return keys === 0 ? "callers bring their own keys" : "nothing reported yet";
+}
+
 function showGroups() {
   each($("models-groups"), last.groups, ({ upstream, group }) => `${upstream} ${group}`, () => h("tr", h("td.all"), h("td"), h("td.num", { "data-l": "429s, 1 h" })), (row, one) => {
     fill(row.cells[0], [one.group, one.upstream, one.keys], () => [h("b.mono", one.group), sub(`${one.upstream} · ${one.keys === 0 ? "no key needed" : plural(one.keys, "key")}`)]);
     const isResting = one.rest_ms !== null;
-    fill(row.cells[1], isResting ? one.rest_ms : "in use", () => (isResting ? [h("span.tag.warn", "parked"), sub(`opens in ${seconds(one.rest_ms)}, as the provider said`)] : "in use"));
+    const note = groupNote(one);
+    fill(row.cells[1], isResting ? one.rest_ms : note, () => (isResting ? [h("span.tag.warn", "parked"), sub(`opens in ${seconds(one.rest_ms)}, as the provider said`)] : [faint("in use"), sub(note)]));
     fill(row.cells[2], one.limited, () => (one.limited ? number.format(one.limited) : faint("0")));
   });
   const resting = last.groups.filter(({ rest_ms }) => rest_ms !== null);
   const [first] = resting;
   notice("models-parked", resting.length === 1 ? `1 group of keys is parked for ${seconds(first?.rest_ms ?? 0)}.` : `${resting.length} groups of keys are parked.`,
-    first ? `The provider ${first.upstream} answered 429 to ${resting.map(({ group }) => group).join(", ")}. Calls wait or go with other keys.` : null,
-    { isAmber: true, link: { words: "Keys of the providers", href: "#parked" } });
+    first ? parkedWords(resting) : null, { isAmber: true, link: { words: "Keys of the providers", href: "#parked" } });
+}
+
+/** Who parked them, since when, and what became of their calls. */
+function parkedWords(resting) {
+  const groups = resting.map(({ upstream, group, parked_since }) => `${upstream} ${group}${parked_since === null ? "" : ` at ${clockTime(parked_since)}`}`).join(", ");
+  const free = last.groups.filter(({ stands_in_for }) => stands_in_for.length).map(({ group }) => group);
+  const calls = free.length ? `Calls go to ${free.join(", ")}` : "Calls wait";
+  const reached = last.passed_on ? `${plural(last.passed_on, "refusal")} reached a caller in the last hour` : "no caller saw a 429";
+  return `The provider asked to leave alone: ${groups}. ${calls}; ${reached}.`;
 }
 
 function showClients() {
@@ -123,8 +146,9 @@ function showEstimates() {
     h("path.base", { d: "M50 0V16", "vector-effect": "non-scaling-stroke", "stroke-dasharray": "2 2" }),
     h("rect.f1", { x: x(p5), y: 6, width: Math.max(1, x(p95) - x(p5)), height: 4 }), h("rect.f2", { x: x(p50) - 0.6, y: 2, width: 1.2, height: 12 }));
   fill($("models-estimates"), [known.map(({ model, estimates }) => [model, estimates]), most], () => [
-    h("span.head", "model"), h("span.head", `true ÷ estimated: ${(1000 - most) / 1000} to ${(1000 + most) / 1000}`), h("span.head.factor", "factor"),
-    known.map(({ model, estimates }) => [h("span.mono", model), plotOf(estimates), h("span.factor", estimates.factor === null ? "exact" : `${(estimates.factor / 1000).toFixed(2)} ×`)])]);
+    h("span.head", "model"), h("span.head", "true ÷ estimated"), h("span.head.factor", "factor"),
+    known.map(({ model, estimates }) => [h("span.mono", model), plotOf(estimates), h("span.factor", estimates.factor === null ? "exact" : `${(estimates.factor / 1000).toFixed(2)} ×`)]),
+    h("span"), h("span.axis", { "aria-hidden": "true" }, [-most, 0, most].map((value) => h("span", ((1000 + value) / 1000).toString()))), h("span")]);
   const { reserved, given_back, used, beyond, unreported, open } = last.settlement;
   const share = (part, whole) => (whole ? percent(part / whole) : "–");
   const facts = [["Reserved, then given back", share(given_back, reserved)], ["Used beyond the reservation", share(beyond, used)],
@@ -136,16 +160,30 @@ function showEstimates() {
 
 const plot = chart($("models-chart"));
 
+/** When the store was down, and when keys of this model's upstream were parked. */
+function happenings(model) {
+  const groups = last.groups.filter(({ upstream }) => upstream === model.upstream).map(({ group }) => group);
+  const length = (from, to) => span(Math.max(1, to - from) * 1000);
+  return [
+    ...last.troubles.map(({ from, to }) => ({ kind: "w", from, to: to ?? last.second, label: "store down", long: `store down from ${dateTime(from)}${to ? ` for ${length(from, to)}` : ""}; limits fell back` })),
+    ...last.parked.filter(({ group }) => groups.includes(group)).map(({ group, from, to }) => ({ kind: "w", from, to: Math.min(to, last.second), label: `${group} parked`, long: `${group} was parked from ${dateTime(from)} for ${length(from, to)}` })),
+  ];
+}
+
 function showTokens() {
   options($("models-of"), last.models.map(({ model }) => model));
   const model = last.models.find((one) => one.model === $("models-of").value) ?? last.models[0];
   if (!model) return;
+  const { step, input, output } = { "5m": model.recent, "1h": { step: 60, input: model.input, output: model.output }, "24h": model.day }[range];
+  const aMinute = (values) => values.map((value) => (value * 60) / step);
+  const end = (Math.floor(last.second / step) + 1) * step;
   const tpm = limitOf(model, ["TPM"]);
   const isMinute = last.window_ms === 60000;
   drawn = {
-    label: `Tokens a minute of ${model.model}, last hour`, t0: last.minute - (model.input.length - 1) * 60, step: 60, height: innerWidth < 800 ? 180 : 220, y: rate,
+    label: `Tokens a minute of ${model.model}, ${RANGES[range][1]}`, t0: end - input.length * step, step, height: innerWidth < 800 ? 180 : 220, y: rate,
+    hasLane: true, events: happenings(model),
     limit: tpm && isMinute ? { value: tpm.capacity, label: `limit: ${number.format(tpm.capacity)} TPM` } : null,
-    series: [{ name: "input", kind: "f1", values: model.input }, { name: "output", kind: "f2", values: model.output }],
+    series: [{ name: "input", kind: "f1", values: aMinute(input) }, { name: "output", kind: "f2", values: aMinute(output) }],
   };
   plot.update(drawn);
 }
@@ -159,11 +197,10 @@ function showSums() {
     return sum + (limit ? limit[what] ?? 0 : 0);
   }, 0);
   const refused = last.models.reduce((sum, one) => sum + one.refused, 0);
-  const limited = last.groups.reduce((sum, one) => sum + one.limited, 0);
   const window = last.window_ms === 60000 ? "last minute" : `last ${span(last.window_ms)}`;
   const sums = [[rate(of("RPM", "used")), `requests, ${window}`], [rate(of("TPM", "used")), `tokens, ${window}`], [rate(of("TPM", "reserved")), "tokens reserved"],
     [number.format(last.waiting), "calls waiting"], [last.median_wait_ms === null ? "–" : seconds(last.median_wait_ms), "median wait"],
-    [number.format(refused), "refused, last hour", refused > 0], [number.format(limited), "429s of providers, last hour"]];
+    [number.format(refused), "refused, last hour", refused > 0], [number.format(last.passed_on), "429s that reached a caller", last.passed_on > 0]];
   fill($("models-sums"), sums, () => sums.map(([value, name, isBad]) => h("div", h("dt", name), h(isBad ? "dd.deny" : "dd", value))));
 }
 
@@ -189,14 +226,14 @@ async function read() {
   if (isReading || document.hidden) return;
   isReading = true;
   try {
-    const { status, isOk, said } = await ask("GET", "/v1/llm", null, token);
+    const { status, isOk, reply } = await ask("GET", "/v1/llm", null, token);
     $("models-token-form").hidden = status !== 401;
-    if (isOk) show(said);
+    if (isOk) show(reply);
     else if (status === 401 && token) {
       token = "";
       put($("models-problem"), "That is not the admin token.");
     } else if (!isOk && status !== 401) {
-      put($("models-problem"), said.detail ?? "");
+      put($("models-problem"), reply.detail ?? "");
       $("models-token-form").hidden = false;
     }
   } catch {
@@ -208,7 +245,16 @@ async function read() {
 
 export function startModels() {
   $("models-legend").append(legend([["f2", "used"], ["fd", "used, nearly full"], ["hs", "reserved by calls under way"]]));
-  $("models-tokens-legend").append(legend([["f1", "input"], ["f2", "output"]]));
+  $("models-tokens-legend").append(legend([["f1", "input"], ["f2", "output"], ["w", "degraded"]]));
+  for (const [key, [name]] of Object.entries(RANGES)) {
+    const button = h("button", { type: "button", "data-range": key, "aria-pressed": String(key === range) }, name);
+    button.addEventListener("click", () => {
+      range = key;
+      for (const other of $("models-range").children) other.setAttribute("aria-pressed", String(other === button));
+      if (last) showTokens();
+    });
+    $("models-range").append(button);
+  }
   numbers($("models-numbers"), () => drawn);
   $("models-show").addEventListener("change", () => last && showLine());
   $("models-of").addEventListener("change", () => last && showTokens());

@@ -1,18 +1,21 @@
-//! What the page shows of language models, as this gateway sees them: `GET /v1/llm`.
+//! Language models on the page, as this gateway sees them: `GET /v1/llm`.
 //!
-//! How full a limit is, is asked of the store, so it is that of all gateways that share it; who waits and what was settled is this
-//! gateway's own. Made at most once a second, however many ask.
+//! The usage of a limit is read from the store, so it includes all gateways that share it; waiting and settled calls are this
+//! gateway's own. Made at most once a second for all viewers.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Serialize;
-use tollgate::store::Micros;
+use tollgate::config::StoreMode;
+use tollgate::store::{Micros, StoreState};
 use tollgate_llm::{
-    ClientView, Estimates, GroupView, ModelLimitView, ModelView, ModelsOverview, Settlement, WaitingCall,
+    ClientView, Estimates, GroupView, ModelLimitView, ModelView, ModelsOverview, Reports, Settlement,
+    TokenSeries, WaitingCall,
 };
 
-use crate::app::App;
+use super::feed::Trouble;
+use crate::app::{App, State};
 
 const GOOD_FOR: Duration = Duration::from_secs(1);
 
@@ -28,8 +31,9 @@ struct Answer {
     configured: bool,
     /// Where the limits are counted.
     store: &'static str,
-    /// The minute that is counted last, in seconds since 1970.
+    /// The minute that is counted last, in seconds since 1970, and the second.
     minute: u64,
+    second: u64,
     window_ms: u64,
     waiting: usize,
     median_wait_ms: Option<u64>,
@@ -38,6 +42,12 @@ struct Answer {
     groups: Vec<Group>,
     clients: Vec<Client>,
     settlement: Settled,
+    /// Refusals of providers, for their limits, that reached a caller in the last hour.
+    passed_on: u64,
+    /// When groups of keys were parked.
+    parked: Vec<Parked>,
+    /// When the store was down.
+    troubles: Vec<Trouble>,
     /// The trail, if it is written.
     trail: Option<String>,
 }
@@ -52,9 +62,29 @@ struct Model {
     waiting: usize,
     longest_wait_ms: Option<u64>,
     refused: u64,
+    /// Where its limits are counted: `here`, `remote`, or by a fallback.
+    counted: String,
+    /// Tokens of each of the last minutes.
     input: Vec<u64>,
     output: Vec<u64>,
+    /// Of the last five minutes and of the last day.
+    recent: Series,
+    day: Series,
     estimates: Option<Estimated>,
+}
+
+#[derive(Serialize)]
+struct Series {
+    step: u64,
+    input: Vec<u64>,
+    output: Vec<u64>,
+}
+
+#[derive(Serialize)]
+struct Parked {
+    group: String,
+    from: u64,
+    to: u64,
 }
 
 #[derive(Serialize)]
@@ -94,6 +124,19 @@ struct Group {
     keys: usize,
     limited: u64,
     rest_ms: Option<u64>,
+    /// In seconds since 1970.
+    parked_since: Option<u64>,
+    stands_in_for: Vec<String>,
+    /// What the provider's reports say beside our own count: nothing yet, `agree`, or how much others use.
+    reports: Option<&'static str>,
+    others: Option<Others>,
+}
+
+#[derive(Serialize)]
+struct Others {
+    used: u64,
+    capacity: u64,
+    unit: &'static str,
 }
 
 #[derive(Serialize)]
@@ -126,16 +169,35 @@ impl ModelsView {
         let overview = models.limits().overview().await;
         let state = app.state();
         let trail = state.config.llm.as_ref().and_then(|llm| llm.log_dir.as_ref());
-        let answer = Answer {
+        let mut answer = Answer {
             configured: true,
             store: state.config.gate.store.mode.name(),
             minute: app.stats.second() / 60 * 60,
+            second: app.stats.second(),
+            troubles: app.feed.troubles(),
             trail: trail.map(|dir| dir.join("gateway/rate_limits.jsonl").display().to_string()),
             ..Answer::of(overview)
         };
+        for model in &mut answer.models {
+            model.counted = counted(&state, model.limits.first().map(|limit| limit.limit.as_str()));
+        }
         let text = written(&answer);
         *last = Some((Instant::now(), text.clone()));
         text
+    }
+}
+
+/// Where the limits of a model are counted now, by one of them.
+fn counted(state: &State, limit: Option<&str>) -> String {
+    let health = state.gate.store_health().state;
+    match (state.config.gate.store.mode, health) {
+        (StoreMode::Memory, _) => "here".to_owned(),
+        (_, StoreState::Up) => "remote".to_owned(),
+        _ => {
+            let policy = state.gate.policy();
+            let own = limit.and_then(|limit| policy.rule(limit)?.own_fallback());
+            format!("fallback: {}", own.unwrap_or(state.config.gate.store.fallback).name())
+        }
     }
 }
 
@@ -158,6 +220,12 @@ impl Answer {
             groups: overview.groups.into_iter().map(Group::of).collect(),
             clients: overview.clients.into_iter().map(Client::of).collect(),
             settlement: Settled::of(overview.settlement),
+            passed_on: overview.passed_on,
+            parked: overview
+                .parked
+                .into_iter()
+                .map(|time| Parked { group: time.group, from: time.from.as_secs(), to: time.to.as_secs() })
+                .collect(),
             ..Answer::default()
         }
     }
@@ -165,6 +233,7 @@ impl Answer {
 
 impl Model {
     fn of(view: ModelView) -> Model {
+        let [recent, hour, day] = view.tokens;
         Model {
             model: view.model,
             upstream: view.upstream,
@@ -174,10 +243,19 @@ impl Model {
             waiting: view.waiting,
             longest_wait_ms: view.longest_wait.map(ms),
             refused: view.refused,
-            input: view.input,
-            output: view.output,
+            counted: String::new(),
+            input: hour.input,
+            output: hour.output,
+            recent: Series::of(recent),
+            day: Series::of(day),
             estimates: view.estimates.map(Estimated::of),
         }
+    }
+}
+
+impl Series {
+    fn of(series: TokenSeries) -> Series {
+        Series { step: series.step, input: series.input, output: series.output }
     }
 }
 
@@ -216,7 +294,18 @@ impl Waiting {
 
 impl Group {
     fn of(view: GroupView) -> Group {
+        let (reports, others) = match view.reports {
+            Reports::None => (None, None),
+            Reports::Others { used, capacity, unit } => {
+                (Some("others"), Some(Others { used, capacity, unit }))
+            }
+            _ => (Some("agree"), None),
+        };
         Group {
+            parked_since: view.parked_since.map(|since| since.as_secs()),
+            stands_in_for: view.stands_in_for,
+            reports,
+            others,
             upstream: view.upstream,
             group: view.group,
             keys: view.keys,

@@ -1,12 +1,15 @@
-// The overview: all limits as rows, those that deny first; a row opens in place to its chart and to those who are denied most.
+// The overview: all limits as rows, those that deny first; a row opens in place to its chart and to the keys with most denials.
 
-import { chart, legend, numbers } from "./chart.js";
+import { chart, legend, meter, numbers } from "./chart.js";
+import { saveCsv } from "./csv.js";
+import { showFleet } from "./fleet.js";
 import { RANGES, isIdle, now, ranged, rangedAll, remember } from "./limits.js";
 import { $, attribute, copy, each, fill, h, make, put } from "./nodes.js";
 import { choose, offer } from "./try.js";
 import { clockTime, dateTime, latency, number, percent, plural, policyWords, rate, ruleWords, span } from "./words.js";
 
 const FOLDS_FROM = 11; // with fewer limits, idle ones are rows like others
+const NEAR = 0.8; // of its limit, a key is near it
 const SORTED_EVERY_MS = 5000; // rows that change places all the time cannot be read
 
 let last = null; // the last snapshot
@@ -38,15 +41,19 @@ function known(limit) {
 }
 
 const SORTS = {
-  denied: { words: "denials first", of: (row) => row.mean.denied * 1e9 + row.mean.would }, // shadow after what is truly denied
-  allowed: { words: "allowed first", of: (row) => row.mean.allowed },
+  // By what the row shows, then by the whole range; shadow after what is truly denied.
+  denied: { words: "denials first", of: (row) => (row.denied * 1e6 + row.mean.denied) * 1e6 + row.would + row.mean.would },
+  allowed: { words: "allowed first", of: (row) => row.allowed },
   share: { words: "share denied", of: (row) => row.share },
+  fullest: { words: "fullest key", of: (row) => row.limit.fullest ?? -1 },
+  p99: { words: "slowest first", of: (row) => row.limit.p99_ns ?? -1 },
   name: { words: "name", of: (row) => row.name },
 };
 
 const CHIPS = {
   all: { words: "All", has: () => true },
   denying: { words: "Denying", has: (row) => row.mean.denied > 0 },
+  near: { words: "Near the limit", has: (row) => row.mean.denied === 0 && row.mean.would === 0 && row.limit.fullest >= NEAR },
   fallback: { words: "Fallback", has: (row) => row.fallsBack },
   shadow: { words: "Shadow", has: (row) => row.limit.shadow },
   overrides: { words: "Overrides", has: (row) => row.limit.overrides > 0 },
@@ -78,6 +85,14 @@ function isFound(row) {
 
 // A row.
 
+/** Bands of outages and marks of what was changed, behind the bars of a row. */
+function bandsOf({ t0, step, allowed }) {
+  const total = step * allowed.length;
+  const x = (time) => Math.max(0, Math.min(120, ((time - t0) / total) * 120));
+  const seen = happenings().filter(({ from, to }) => (to ?? from) > t0 && from < t0 + total);
+  return seen.map(({ kind, from, to }) => [kind, Number(x(from).toFixed(1)), Number((to ? Math.max(1.5, x(to) - x(from)) : 1).toFixed(1))]);
+}
+
 /** Bars without axes, on a scale of their own. */
 function spark(bars) {
   const total = bars.allowed.map((one, index) => one + bars.denied[index] + bars.would_deny[index]);
@@ -94,8 +109,8 @@ function makeRow({ name, limit }) {
   button.addEventListener("click", () => toggle(name));
   const row = h("tr.l", { id: `limit-${name}` },
     h("td.n", h("div.name", button, h("span.tags"))), h("td.pol", ruleWords(limit)),
-    h("td.s", h("svg.spark", { viewBox: "0 0 120 22", preserveAspectRatio: "none", "aria-hidden": "true" }, h("path.f1"), h("path", { fill: "url(#hd)" }), h("path.fd"))),
-    h("td.num.a"), h("td.num.d"), h("td.num.r"), h("td.c"));
+    h("td.s", h("svg.spark", { viewBox: "0 0 120 22", preserveAspectRatio: "none", "aria-hidden": "true" }, h("g"), h("path.f1"), h("path", { fill: "url(#hd)" }), h("path.fd"))),
+    h("td.num.a"), h("td.num.d"), h("td.num.r"), h("td.full"), h("td.num.p99"), h("td.c"));
   return row;
 }
 
@@ -108,16 +123,22 @@ function tagsOf({ limit, fallsBack }) {
 }
 
 function showRow(row, item) {
-  const [name, policy, sparks, allowed, denied, share, counted] = row.cells;
+  const [name, policy, sparks, allowed, denied, share, full, p99, counted] = row.cells;
   fill(name.firstElementChild.children[1], tagsOf(item), () => tagsOf(item).map(([kind, words]) => h(`span.tag.${kind}`, words)));
   put(policy, ruleWords(item.limit));
-  spark(item.bars).forEach((path, index) => attribute(sparks.firstElementChild.children[index], "d", path));
+  const [behind, ...paths] = sparks.firstElementChild.children;
+  const bands = bandsOf(item.bars);
+  fill(behind, bands, () => bands.map(([kind, from, width]) => h(kind === "w" ? "rect.band" : "rect.fi", { x: from, y: 0, width, height: 22 })));
+  spark(item.bars).forEach((path, index) => attribute(paths[index], "d", path));
   put(allowed, rate(item.allowed));
   const isShadow = item.limit.shadow;
   const refused = isShadow ? item.would : item.denied;
   fill(denied, [refused, isShadow], () => (refused > 0 ? [h("b.deny", rate(refused)), isShadow && h("span.faint", " would")] : h("span.zero", "0")));
   attribute(denied, "data-u", refused === 0 ? `${rate(item.allowed)} allowed/s` : isShadow ? "would be denied/s" : "denied/s");
   fill(share, item.share, () => (item.share >= 0.05 ? h("b", percent(item.share)) : percent(item.share)));
+  const { fullest, p99_ns: p99Ns } = item.limit;
+  fill(full, fullest, () => (fullest === null ? h("span.zero", "–") : meter([["f2", fullest]], percent(fullest), `${percent(fullest)} of the limit used by the fullest key`, "meter short")));
+  put(p99, p99Ns === null ? "–" : latency(p99Ns));
   fill(counted, [item.limit.store, item.fallsBack], () => (item.fallsBack ? h("span.tag.warn", `fallback: ${item.limit.fallback}`) : h("span.faint", item.limit.store === "memory" ? "here" : "remote")));
   row.classList.toggle("idle-row", item.isIdle);
 }
@@ -142,10 +163,16 @@ function toggle(name) {
   showCard(card, rows.find((one) => one.name === name));
 }
 
+/** A command that charges a limit. A concurrency limit is reserved: a check would hold nothing that could be released. */
+function curlLine({ limit, strategy }) {
+  const [path, body] = strategy === "concurrency" ? ["/v1/reserve", { limit, key: "user:42", ttl_ms: 1000 }] : ["/v1/check", { limit, key: "user:42" }];
+  return `curl -s ${location.origin}${path} -H 'content-type: application/json' -d '${JSON.stringify(body)}'`;
+}
+
 function makeCard(name) {
   const host = h("div");
   const details = h("details");
-  const code = h("code", `curl -s ${location.origin}/v1/check -H 'content-type: application/json' -d '{"limit":"${name}","key":"user:42"}'`);
+  const code = h("code");
   const copied = h("button.quiet.copy", { type: "button" }, "Copy");
   copied.addEventListener("click", () => copy(copied, code.textContent));
   const tries = h("button.quiet", { type: "button" }, "Try a key");
@@ -157,14 +184,20 @@ function makeCard(name) {
   const body = h("tbody");
   const table = h("table.table.dense.offenders", h("caption"), h("thead", h("tr", h("th", { scope: "col" }, "key"), h("th.num", { scope: "col" }, "times"), h("th.num", { scope: "col" }, "left"), h("th.num", { scope: "col" }, "resets in"))), body);
   const parts = {
-    name, host, details, table, body, drawn: null,
+    name, host, details, code, table, body, drawn: null, isDeniedOnly: false,
     nobody: h("p.faint.nobody"),
     empty: h("div.empty", h("p", "Nothing was asked in this time. Try:"), h("p.copyable", code, copied)),
-    facts: h("p.wide", h("span.policy"), tries),
+    facts: h("p.wide", h("span.policy"), h("span.changed.faint"), tries),
     title: h("h3", "Requests a second"),
   };
-  parts.figure = h("div.left", h("header.row", parts.title, legend([["f1", "allowed"], ["fd", "denied"], ["hd", "would be denied"], ["w", "store down"], ["i", "reload"]])), host, details);
-  parts.row = h("tr.card", { id: `card-${name}` }, h("td", { colspan: 7 }, h("div.cardgrid", h("div", parts.figure, parts.empty), h("div", parts.nobody, table), parts.facts)));
+  const only = h("button.quiet.end", { type: "button", "aria-pressed": "false" }, "Denied only");
+  only.addEventListener("click", () => {
+    parts.isDeniedOnly = !parts.isDeniedOnly;
+    only.setAttribute("aria-pressed", String(parts.isDeniedOnly));
+    showCard(parts, rows.find((one) => one.name === name));
+  });
+  parts.figure = h("div.left", h("header.row", parts.title, legend([["f1", "allowed"], ["fd", "denied"], ["hd", "would be denied"], ["w", "store down"], ["i", "reload"]]), only), host, details);
+  parts.row = h("tr.card", { id: `card-${name}` }, h("td", { colspan: 9 }, h("div.cardgrid", h("div", parts.figure, parts.empty), h("div", parts.nobody, table), parts.facts)));
   numbers(details, () => parts.drawn);
   return parts;
 }
@@ -177,6 +210,15 @@ function happenings() {
   return [...troubles, ...reloads];
 }
 
+/** When a reload changed this limit last, and what. */
+function changedWords(name) {
+  for (const { at, changes } of last.reloads.toReversed()) {
+    const change = changes.find((one) => one.slice(2).startsWith(`limit ${name}: `));
+    if (change) return `${change.startsWith("+") ? "Added" : "Changed"} ${dateTime(at)}: ${change.slice(`~ limit ${name}: `.length).replace(" -> ", " → ")}.`;
+  }
+  return "";
+}
+
 function showCard(card, item) {
   if (!item) return;
   const { limit, bars } = item;
@@ -186,11 +228,13 @@ function showCard(card, item) {
     card.chart ??= chart(card.host);
     card.drawn = {
       label: `Requests a second of ${item.name}, ${RANGES[range].words}`, t0: bars.t0, step: bars.step, height: 190, hasLane: true, events: happenings(), unit: "/s",
-      series: [{ name: "allowed", kind: "f1", values: bars.allowed }, { name: "would be denied", kind: "hd", values: bars.would_deny }, { name: "denied", kind: "fd", values: bars.denied }],
+      series: [{ name: "allowed", kind: "f1", values: bars.allowed }, { name: "would be denied", kind: "hd", values: bars.would_deny }, { name: "denied", kind: "fd", values: bars.denied }].slice(card.isDeniedOnly ? 1 : 0),
     };
     card.chart.update(card.drawn);
   }
+  put(card.code, curlLine(limit));
   put(card.facts.firstElementChild, `${policyWords(limit)}.`);
+  put(card.facts.children[1], changedWords(item.name));
   showOffenders(card, limit);
 }
 
@@ -291,19 +335,65 @@ function showSums(snapshot) {
   put($("sum-denied"), rate(denied));
   $("sum-denied").classList.toggle("deny", denied > 0);
   put($("sum-share"), percent(allowed + denied > 0 ? denied / (allowed + denied) : 0));
-  put($("sum-keys"), snapshot.keys === null ? "–" : rate(snapshot.keys));
+  $("sum-keys-all").hidden = snapshot.keys === null; // nobody counts the keys of a shared store
+  if (snapshot.keys !== null) put($("sum-keys"), rate(snapshot.keys));
+  put($("total-allowed"), rate(allowed));
+  put($("total-denied"), rate(denied));
+  $("total-denied").classList.toggle("deny", denied > 0);
   for (const name of ["p50", "p95", "p99"]) put($(name), snapshot.latency ? latency(snapshot.latency[`${name}_ns`]) : "–");
   const bars = rangedAll(snapshot.limits.map(({ limit }) => limit), range);
   const frame = { t0: bars.t0, step: bars.step, unit: "/s", hasLane: true, events: happenings(), ticks: 2 };
-  allDrawn = { ...frame, height: 110, label: `Requests a second under all limits, ${RANGES[range].words}`,
-    series: [{ name: "allowed", kind: "f1", values: bars.allowed.map((one, index) => one + bars.would_deny[index]) }, { name: "denied", kind: "fd", values: bars.denied }] };
-  all.update(allDrawn);
   // Few denials among many requests would not be seen: they have an axis of their own.
   const mostDenied = Math.max(...bars.denied);
   const isSmall = mostDenied > 0 && mostDenied < 0.2 * Math.max(...bars.allowed);
+  allDrawn = { ...frame, height: isSmall ? 120 : 190, label: `Requests a second under all limits, ${RANGES[range].words}`,
+    series: [{ name: "allowed", kind: "f1", values: bars.allowed.map((one, index) => one + bars.would_deny[index]) }, { name: "denied", kind: "fd", values: bars.denied }] };
+  all.update(allDrawn);
   $("denied-chart").hidden = !isSmall;
   if (isSmall) deniedOnly.update({ ...frame, events: [], hasLane: false, height: 70, ticks: 1, label: `Denied a second, ${RANGES[range].words}`, series: [{ name: "denied", kind: "fd", values: bars.denied }] });
   put($("hint-time"), clockTime(snapshot.second));
+  showLatency(snapshot);
+}
+
+const PERCENTILES = ["p50", "p95", "p99"];
+const LATENCY_KINDS = ["line.l1", "line.l2.dashed", "line.l2"];
+const latencyPlot = chart($("latency-chart"));
+
+/** Percentiles over time, in milliseconds. */
+function showLatency({ latency_over_time: over, second }) {
+  const { count, step, field } = RANGES[range];
+  const steps = over[field ?? "fives"].slice(-count);
+  const values = (index) => [...new Array(count - steps.length).fill(null), ...steps.map((one) => one && one[index] / 1e6)];
+  latencyPlot.update({
+    label: `Time to decide in milliseconds, ${RANGES[range].words}`, t0: Math.floor(second / step) * step - count * step, step, height: 150, hasLane: true, ticks: 2, least: 0.001, unit: "",
+    y: (value) => (value === 0 ? "0" : latency(value * 1e6)),
+    gutter: 52, events: happenings(), series: PERCENTILES.map((name, index) => ({ name, kind: LATENCY_KINDS[index], isLine: true, values: values(index) })),
+  });
+}
+
+/** What shadow limits let pass now, beside what they would deny if they were enforced. */
+function showShadow() {
+  const shadows = rows.filter(({ limit }) => limit.shadow);
+  $("shadow").hidden = shadows.length === 0;
+  put($("shadow-words"), `${RANGES[range].words}; nothing changes until shadow is taken out of the config`);
+  const sum = ({ bars }, kind) => bars[kind].reduce((total, one) => total + one, 0) * bars.step;
+  const shown = shadows.map((row) => ({ name: row.name, rule: row.limit.rule, allowed: sum(row, "allowed"), would: sum(row, "would_deny"), denied: sum(row, "denied"), worst: row.limit.offenders[0] ?? null }))
+    .toSorted((one, other) => other.would - one.would || one.name.localeCompare(other.name));
+  fill($("shadow-rows"), shown, () => shown.map(({ name, rule, allowed, would, denied, worst }) => {
+    const asked = allowed + would + denied;
+    return h("tr", h("td.all", h("b.mono", name), h("span.sub", rule)), h("td.num", { "data-l": "asked" }, rate(asked)),
+      h("td.num", { "data-l": "denied now" }, h("span.faint", rate(denied))),
+      h("td.num", { "data-l": "if enforced" }, would > 0 ? h("b.deny", rate(would)) : h("span.faint", "0")),
+      h("td.use2.all", { "data-l": "share" }, meter([["f1", asked > 0 ? allowed / asked : 0], ["hd", asked > 0 ? would / asked : 0]], percent(asked > 0 ? would / asked : 0), `${percent(asked > 0 ? would / asked : 0)} would be denied`, "meter short")),
+      h("td.mono", { "data-l": "most" }, worst ? `${worst.key ?? `${worst.hash.slice(0, 12)}…`} ${number.format(worst.denials)}` : "–"));
+  }));
+}
+
+function showNamespaces(namespaces) {
+  $("namespaces").hidden = namespaces.length === 0;
+  const count = (value, what) => h("td.num", value > 0 ? h(what, rate(value)) : h("span.faint", "0"));
+  fill($("namespace-rows"), namespaces, () => namespaces.slice(0, 8).map(({ namespace, allowed, denied, would_deny: would }) =>
+    h("tr", h("td.mono", namespace), count(denied, "b.deny"), count(would, "span"), count(allowed, "span"))));
 }
 
 /** Shows a snapshot. False if seconds are missing before it. */
@@ -314,6 +404,8 @@ export function showLimits(snapshot) {
   $("more").hidden = snapshot.more_limits === 0;
   put($("more"), `and ${number.format(snapshot.more_limits)} limits more, which /v1/limits lists`);
   offer(snapshot);
+  showFleet(snapshot);
+  showNamespaces(snapshot.namespaces);
   return isWhole;
 }
 
@@ -334,6 +426,7 @@ function draw(isAsked = false) {
   showChips();
   showHeads();
   showList();
+  showShadow();
   greet();
 }
 
@@ -369,6 +462,10 @@ export function startLimits(refresh) {
       draw(true);
     });
   }
+  $("latency-legend").append(legend(PERCENTILES.map((name, index) => [LATENCY_KINDS[index], name])));
+  $("csv").addEventListener("click", () => last && saveCsv(`limits-${range}.csv`,
+    ["limit", "policy", "strategy", "shadow", "overrides", "allowed_per_s", "denied_per_s", "would_be_denied_per_s", "share_denied", "fullest_key", "p99_ns", "counted"],
+    rows.map((row) => [row.name, row.limit.rule, row.limit.strategy, row.limit.shadow, row.limit.overrides, row.mean.allowed, row.mean.denied, row.mean.would, row.share, row.limit.fullest, row.limit.p99_ns, row.fallsBack ? `fallback: ${row.limit.fallback}` : row.limit.store])));
   $("filter").addEventListener("input", () => last && showList());
   $("clear").addEventListener("click", () => {
     $("filter").value = "";
@@ -382,7 +479,9 @@ export function startLimits(refresh) {
     event.preventDefault();
     $("filter").focus();
   });
-  $("all-legend").append(legend([["f1", "allowed"], ["fd", "denied"], ["w", "store down"], ["i", "reload"]]));
+  $("all-legend").append(legend([["f1", "allowed"], ["fd", "denied"]]));
   numbers($("all-numbers"), () => allDrawn);
+  // Totals join the bar once theirs are scrolled away.
+  new IntersectionObserver(([seen]) => { $("totals").hidden = seen.isIntersecting; }, { rootMargin: "-60px 0px 0px" }).observe($("sum-allowed"));
   setInterval(() => { if (range !== "5m" && !document.hidden) refresh(); }, 60000);
 }

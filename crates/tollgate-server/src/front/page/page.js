@@ -2,11 +2,12 @@
 //
 // What came from other places (keys, names, reasons) is put in as text, never as markup. Nothing is kept but the choice of
 // light or dark. Numbers tick without being announced; states are announced. There is one document and a view for each address:
-// overview.js has the limits, try.js their form, jobs.js has background jobs, models.js language models.
+// overview.js has the limits, try.js their form, key.js one key, jobs.js has background jobs, models.js language models.
 
 import { notice } from "./alerts.js";
 import { ask, setNeedsToken } from "./ask.js";
 import { startJobs } from "./jobs.js";
+import { startKey } from "./key.js";
 import { startModels } from "./models.js";
 import { $, attribute, make, put } from "./nodes.js";
 import { showLimits, startLimits } from "./overview.js";
@@ -14,13 +15,15 @@ import { dateTime, number } from "./words.js";
 
 const POLL_MS = 2000;
 const RETRY_MS = 30000;
+const NAMED = 6; // limits in one line
 
 function showStore({ store, limits, keys }) {
   put($("store"), store.mode === "memory" ? "in memory" : `${store.mode}: ${store.state}`);
   attribute($("store"), "data-state", store.state === "probing" ? "down" : store.state);
   const isDown = store.state !== "up";
   const fallbacks = Object.entries(Object.groupBy?.(limits, (limit) => limit.fallback) ?? {});
-  const how = fallbacks.map(([fallback, of]) => `${fallback}: ${of.map((one) => one.limit).join(", ")}`).join("\n");
+  const named = (of) => (of.length > NAMED ? `${of.slice(0, NAMED).join(", ")} and ${number.format(of.length - NAMED)} more` : of.join(", "));
+  const how = fallbacks.map(([fallback, of]) => `${fallback}: ${named(of.map((one) => one.limit))}`).join("\n");
   const why = store.last_failure ? ` (${store.last_failure.replaceAll("_", " ")})` : "";
   // The same words while it is tried again now and then: a state is announced when it changes, and this one has not.
   const title = store.state === "partial" ? "A node of the store is down, and the limits of its keys fall back."
@@ -57,12 +60,14 @@ function showReloads(reloads) {
   reloadsShown = text;
   $("no-reloads").hidden = reloads.length > 0;
   $("reloads").hidden = reloads.length === 0;
-  $("reloads").replaceChildren(...reloads.toReversed().map(({ at, refused, restart }) => {
+  $("reloads").replaceChildren(...reloads.toReversed().map(({ at, refused, restart, changes, more_changes: more }) => {
     const item = make("li");
     const time = make("time", "", dateTime(at));
     time.dateTime = new Date(at * 1000).toISOString();
     item.append(time, make("span", refused ? "refused" : "", refused ? "refused" : "applied"));
     if (refused) item.append(make("p", "why", refused));
+    if (changes.length) item.append(make("p", "why", changes.join("\n") + (more > 0 ? `\nand ${number.format(more)} more` : "")));
+    else if (!refused && !restart.length) item.append(make("p", "why", "nothing differs"));
     if (restart.length) item.append(make("p", "why", `needs a restart: ${restart.join(", ")}`));
     return item;
   }));
@@ -70,6 +75,7 @@ function showReloads(reloads) {
 
 const VIEWS = {
   "/": { name: "limits", title: "What Tollgate allows and denies", start: () => startLimits(poll) },
+  "/key": { name: "key", title: "One key", start: () => startKey() },
   "/jobs": { name: "jobs", title: "Background jobs", start: startJobs },
   "/models": { name: "models", title: "Language models", start: startModels },
 };
@@ -77,6 +83,9 @@ const view = VIEWS[location.pathname] ?? VIEWS["/"];
 
 function show(snapshot) {
   put($("version"), snapshot.version);
+  $("grafana").hidden = !snapshot.grafana;
+  $("grafana-limits").hidden = !snapshot.grafana;
+  if (snapshot.grafana) for (const id of ["grafana", "grafana-limits"]) attribute($(id), "href", snapshot.grafana);
   $("nav-jobs").hidden = !snapshot.has_jobs;
   $("nav-models").hidden = !snapshot.has_models;
   setNeedsToken(snapshot.needs_token);
@@ -117,7 +126,7 @@ $("theme").addEventListener("click", () => {
   showTheme();
 });
 
-// The line to the server: events, and questions while there are none.
+// The connection to the server: events, and polling while there are none.
 
 let events = null;
 let polling = null;
@@ -129,9 +138,9 @@ function link(state, words) {
 
 async function poll() {
   try {
-    const { isOk, said } = await ask("GET", "/v1/snapshot");
+    const { isOk, reply } = await ask("GET", "/v1/snapshot");
     if (!isOk) throw new Error("no snapshot");
-    show(said);
+    show(reply);
     if (polling !== null) link("polling", "every 2 s");
   } catch {
     link("lost", "connection lost, trying again");

@@ -9,6 +9,9 @@ use serde_json::Value;
 use super::super::json::{described, described_ad_hoc};
 use super::feed::Trouble;
 use crate::app::{App, State};
+use crate::fleet::Server;
+use crate::stats::latency::OverTime;
+use crate::stats::namespaces::OfNamespace;
 use crate::stats::offenders::Offender;
 use crate::stats::ring::{SECONDS, Series};
 use tollgate::config::StoreMode;
@@ -27,6 +30,14 @@ struct Snapshot {
     draining: bool,
     store: Store,
     latency: Option<Latency>,
+    latency_over_time: OverTime,
+    /// The servers on this store, and whether the store could not be asked for them.
+    servers: Vec<Server>,
+    fleet_stale: bool,
+    /// What was decided for keys of each namespace in the last five minutes.
+    namespaces: Vec<OfNamespace>,
+    /// Where the dashboards are.
+    grafana: Option<String>,
     /// How many keys are remembered, where that is known.
     keys: Option<usize>,
     needs_token: bool,
@@ -68,6 +79,10 @@ struct Limit {
     described: Value,
     /// Whether its numbers come with each call, so that the policy does not have it.
     ad_hoc: bool,
+    /// How full its fullest key was in the last five minutes, from 0 to 1, where that is known.
+    fullest: Option<f64>,
+    /// How long 99 of 100 of its decisions took at most, of those that were timed in the last five minutes.
+    p99_ns: Option<u64>,
     seconds: Series,
     /// The minutes of the last hour and the quarters of an hour of the last day, with the last five minutes alone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,9 +115,12 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
             true => Some(app.stats.history(name, second)).unzip(),
             false => (None, None),
         };
+        let (fullest, p99_ns) = app.stats.glance(name, second);
         Limit {
             described,
             ad_hoc,
+            fullest,
+            p99_ns,
             minutes,
             quarters,
             seconds: app.stats.series(name, second, seconds),
@@ -112,18 +130,24 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
     let named = rules.iter().take(LIMITS).map(|rule| limit(rule.name(), described(&state, rule), false));
     let ad_hoc = state.gate.ad_hoc_names().into_iter().filter(|name| app.stats.is_in_use(name));
     let ad_hoc = ad_hoc.map(|name| limit(name, described_ad_hoc(&state, name), true));
-    let latency = app.stats.latency().map(|told| Latency {
-        samples: told.samples,
-        p50_ns: told.p50.as_nanos(),
-        p95_ns: told.p95.as_nanos(),
-        p99_ns: told.p99.as_nanos(),
+    let latency = app.stats.latency().map(|percentiles| Latency {
+        samples: percentiles.samples,
+        p50_ns: percentiles.p50.as_nanos(),
+        p95_ns: percentiles.p95.as_nanos(),
+        p99_ns: percentiles.p99.as_nanos(),
     });
+    let (servers, fleet_stale) = app.fleet.servers(app);
     let snapshot = Snapshot {
         second,
         version: env!("CARGO_PKG_VERSION"),
         draining: app.is_draining(),
         store: store(&state),
         latency,
+        latency_over_time: app.stats.latency_over_time(),
+        servers,
+        fleet_stale,
+        namespaces: app.stats.namespaces().lately(second),
+        grafana: state.config.server.grafana.clone(),
         keys: is_here(&state).then(|| state.gate.keys()),
         needs_token: app.token.is_some(),
         shows_keys: app.stats.shows_keys(),
@@ -147,7 +171,7 @@ fn store(state: &State) -> Store {
     Store {
         mode: state.config.gate.store.mode.name(),
         state: health.state.name(),
-        since: (!is_here(state)).then(|| health.since.get() / 1_000_000),
+        since: (!is_here(state)).then_some(health.since.as_secs()),
         last_failure: health.last_failure.map(|failure| failure.name()),
         outages: health.outages,
         fallen_back: health.fallen_back,

@@ -26,35 +26,36 @@ export function choose(limit, button) {
 }
 
 function answer(kind, first, rest) {
-  $("answer").dataset.said = kind;
+  $("answer").dataset.kind = kind;
   $("answer").replaceChildren(make("strong", "", first), ` ${rest}`);
 }
 
-const left = (said) => `${number.format(said.remaining)} of ${number.format(said.capacity)} left`;
-const fullAgain = (said) => (said.reset_after_ms > 0 ? `; full again in ${span(said.reset_after_ms)}.` : ".");
+const left = (reply) => `${number.format(reply.remaining)} of ${number.format(reply.capacity)} left`;
+const fullAgain = (reply) => (reply.reset_after_ms > 0 ? `; full again in ${span(reply.reset_after_ms)}.` : ".");
 
-function tellDecision(said) {
-  const [of] = said.limits;
-  const without = said.degraded ? " Decided by the fallback: the store is down." : "";
-  if (said.allowed && of.would_deny) {
-    answer("allowed", "Allowed:", `${of.limit} is in shadow mode and would have denied it.${without}`);
-  } else if (said.allowed && of.capacity === null) {
-    answer("allowed", "Allowed.", `Nothing is counted here.${without}`);
-  } else if (said.allowed) {
-    const delay = said.delay_ms > 0 ? ` Start after a delay of ${span(said.delay_ms)}.` : "";
-    answer("allowed", "Allowed.", left(of) + fullAgain(of) + delay + without);
-  } else if (said.retry_after_ms === null) {
-    answer("denied", "Denied.", (of.reason === "blocked" ? `${of.limit} blocks this key.` : `The cost is above the capacity of ${of.limit}, ${number.format(of.capacity)}; waiting does not help.`) + without);
-  } else {
-    answer("denied", "Denied.", `${left(of)}; try again in ${span(said.retry_after_ms)}.${without}`);
+/** What a decision says, as `[kind, first words, the rest]`. */
+export function decisionWords(reply) {
+  const [of] = reply.limits;
+  const without = reply.degraded ? " Decided by the fallback: the store is down." : "";
+  if (reply.allowed && of.would_deny) {
+    return ["allowed", "Allowed:", `${of.limit} is in shadow mode and would have denied it.${without}`];
   }
+  if (reply.allowed && of.capacity === null) return ["allowed", "Allowed.", `Nothing is counted here.${without}`];
+  if (reply.allowed) {
+    const delay = reply.delay_ms > 0 ? ` Start after a delay of ${span(reply.delay_ms)}.` : "";
+    return ["allowed", "Allowed.", left(of) + fullAgain(of) + delay + without];
+  }
+  if (reply.retry_after_ms === null) {
+    return ["denied", "Denied.", (of.reason === "blocked" ? `${of.limit} blocks this key.` : `The cost is above the capacity of ${of.limit}, ${number.format(of.capacity)}; waiting does not help.`) + without];
+  }
+  return ["denied", "Denied.", `${left(of)}; try again in ${span(reply.retry_after_ms)}.${without}`];
 }
 
 function asked() {
   return { limit: $("try-limit").value, key: $("try-key").value };
 }
 
-/** Does something with the form's key, and tells what went wrong if it does. */
+/** Does something with the form's key, and shows what went wrong if it fails. */
 async function withForm(work) {
   if (!$("try").reportValidity()) return;
   try {
@@ -64,14 +65,14 @@ async function withForm(work) {
   }
 }
 
-function problem({ status, said }) {
-  answer("problem", `${said.title ?? "Not done"} (${status}).`, said.detail ?? "");
+function problem({ status, reply }) {
+  answer("problem", `${reply.title ?? "Not done"} (${status}).`, reply.detail ?? "");
 }
 
 async function charge() {
   const answered = await ask("POST", "/v1/check", { ...asked(), cost: Number($("try-cost").value) });
   $("sure").close();
-  if (answered.isOk) tellDecision(answered.said);
+  if (answered.isOk) answer(...decisionWords(answered.reply));
   else problem(answered);
 }
 
@@ -80,7 +81,7 @@ async function reset() {
   if (!answered) return;
   $("sure").close();
   if (!answered.isOk) problem(answered);
-  else if (answered.said.reset) answer("allowed", "Reset.", "The key is full again.");
+  else if (answered.reply.reset) answer("allowed", "Reset.", "The key is full again.");
   else answer("allowed", "Nothing to reset:", "this key has no counters.");
 }
 
@@ -96,10 +97,10 @@ $("try").addEventListener("submit", (event) => {
 $("look").addEventListener("click", () => withForm(async () => {
   const { limit, key } = asked();
   const answered = await ask("GET", `/v1/status?limit=${encodeURIComponent(limit)}&key=${encodeURIComponent(key)}`);
-  const { said } = answered;
+  const { reply } = answered;
   if (!answered.isOk) problem(answered);
-  else if (said.capacity === null) answer("allowed", "Nothing is counted here.", "");
-  else answer("allowed", `${number.format(said.used)} used.`, left(said) + fullAgain(said));
+  else if (reply.capacity === null) answer("allowed", "Nothing is counted here.", "");
+  else answer("allowed", `${number.format(reply.used)} used.`, left(reply) + fullAgain(reply));
 }));
 
 $("reset").addEventListener("click", () => withForm(() => {

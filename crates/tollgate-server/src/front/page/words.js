@@ -1,4 +1,4 @@
-// How numbers, times and limits are said.
+// How numbers, times and limits are written.
 
 export const number = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const oneDigit = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });

@@ -5,10 +5,9 @@ use std::net::IpAddr;
 
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
-use tollgate::Charge;
 
 use super::*;
-use crate::app::Act;
+use crate::front::json::answer_gate;
 use crate::front::waiting_store::{WaitingStore, app_over};
 
 /// A server over that store.
@@ -82,7 +81,7 @@ async fn one_peer_has_so_many_charges_in_flight_over_all_its_connections() {
     server.in_flight().await;
     let charges = server.store.charges_in_flight();
     assert!((17..=20).contains(&charges), "{charges} of 25 connections that have sent four each");
-    // Nobody else waits for that.
+    // No other call waits for that.
     let mut other = [server.connect("192.0.2.2", 1).await];
     server.in_flight().await;
     assert_eq!(server.store.charges_in_flight(), charges + 1);
@@ -119,9 +118,8 @@ async fn a_peer_is_one_over_all_faces() {
     for number in 0..40 {
         let (app, peer) = (server.app.clone(), "192.0.2.1".parse().expect("an address"));
         tokio::spawn(async move {
-            let key = format!("k:{number}");
-            let asks = [Charge::new("api", &key)];
-            app.serve_peer(peer, app.decide(Act::Charge, &asks, |_, decided| decided.map(drop))).await
+            let (path, headers) = (format!("api/k:{number}"), http::HeaderMap::new());
+            app.serve_peer(peer, answer_gate(&app, &path, None, &headers)).await.map(drop)
         });
     }
     assert_eq!(server.in_flight().await, 20, "twelve over RESP, and of forty over HTTP the rest");

@@ -56,6 +56,9 @@ impl fmt::Display for Fault {
     }
 }
 
+/// An array that is not there, which is passed over like an empty one.
+const NULL_ARRAY: &[u8] = b"*-1\r\n";
+
 impl Spans {
     pub(super) fn new() -> Spans {
         Spans { spans: [(0, 0); MOST_ARGUMENTS], count: 0 }
@@ -72,8 +75,11 @@ impl Spans {
             Some(b'\r') => return empty_line(bytes),
             Some(_) => return Err(Fault::Inline),
         }
-        if bytes.starts_with(b"*-1\r\n") {
-            return Ok(Some(5));
+        if bytes.starts_with(NULL_ARRAY) {
+            return Ok(Some(NULL_ARRAY.len()));
+        }
+        if NULL_ARRAY.starts_with(bytes) {
+            return Ok(None);
         }
         let Some((count, mut at)) = length(bytes, 1, Fault::Arguments)? else { return Ok(None) };
         if count > MOST_ARGUMENTS {
@@ -242,6 +248,10 @@ mod tests {
             (b"*2\r\n$1\r\na\r\n$2\r\n\r\n\r\n", Ok(Some((19, &[b"a", b"\r\n"])))),
             (b"*0\r\n", Ok(Some((4, &[])))),
             (b"*-1\r\n", Ok(Some((5, &[])))),
+            // Cut by the network, it was a protocol error.
+            (b"*", Ok(None)),
+            (b"*-", Ok(None)),
+            (b"*-1\r", Ok(None)),
             (b"PING\r\n", Err(Fault::Inline)),
             (b"\r\n", Ok(Some((2, &[])))),
             (b"\r\n*1\r\n$4\r\nPING\r\n", Ok(Some((2, &[])))),

@@ -3,12 +3,12 @@
 //!
 //! Each is charged by itself and in order (`Tollgate::charge_each`). A `CL.THROTTLE` of nothing only looks, after those before it.
 
-use tollgate::{Allowance, Charge, Limit, NamedLimit, Outcome, Tollgate};
+use tollgate::{Allowance, Charge, Key, Limit, NamedLimit, Outcome, Tollgate};
 
 use super::limiters;
 use super::reply::Reply;
 use super::request::{Mistake, Request, canonical, write_check, write_throttle};
-use super::{counted, needs_permit, sound, undecided};
+use super::{counted, needs_permit, parsed, undecided};
 use crate::app::Bounds;
 use crate::front::peer;
 
@@ -21,18 +21,17 @@ pub(super) struct Pipeline<'a> {
     commands: Vec<Gathered<'a>>,
 }
 
-/// A command, and what it charges or why it cannot.
+/// A command, and the limit and the key of its charge, or why there is none.
 struct Gathered<'a> {
     request: Request<'a>,
-    charged: Result<Charged, Mistake>,
+    found: Result<(NamedLimit, Key<'a>), Mistake>,
 }
 
-/// What a command charges.
-struct Charged {
-    limit: NamedLimit,
-    key: String,
-    /// Zero only looks.
-    cost: u64,
+impl Gathered<'_> {
+    fn charge(&self) -> Result<Charge<'_>, &Mistake> {
+        let (limit, key) = self.found.as_ref()?;
+        Ok(Charge::new(limit, key).cost(self.request.cost()))
+    }
 }
 
 impl<'a> Pipeline<'a> {
@@ -42,8 +41,8 @@ impl<'a> Pipeline<'a> {
 
     /// Adds a command; what is wrong with it is answered in its place.
     pub(super) fn add(&mut self, request: Request<'a>) {
-        let charged = self.charged(&request);
-        self.commands.push(Gathered { request, charged });
+        let found = self.find(&request);
+        self.commands.push(Gathered { request, found });
     }
 
     /// Whether there are as many as go into one call.
@@ -51,33 +50,33 @@ impl<'a> Pipeline<'a> {
         self.commands.len() >= MOST
     }
 
-    fn charged(&self, request: &Request<'_>) -> Result<Charged, Mistake> {
-        Ok(match request {
-            Request::Throttle { key, bucket, quantity } => {
+    fn find(&self, request: &Request<'a>) -> Result<(NamedLimit, Key<'a>), Mistake> {
+        match request {
+            Request::Throttle { key, bucket, .. } => {
                 let mut text = Vec::new();
-                let key = canonical(key, &mut text)?.to_owned();
-                Charged { limit: limiters::open(self.gate, self.bounds, bucket)?, key, cost: *quantity }
+                let key = parsed(canonical(key, &mut text)?)?.into_owned();
+                Ok((limiters::open(self.gate, self.bounds, bucket)?, key))
             }
-            Request::Check { limit, key, cost } => {
-                sound(key)?;
+            Request::Check { limit, key, .. } => {
+                let key = parsed(key)?;
                 let limit = self.gate.limit(limit).map_err(undecided)?;
                 if matches!(limit.allowance(), Allowance::Limited(Limit::Concurrency(_))) {
                     return Err(needs_permit(limit.name()));
                 }
-                Charged { limit, key: (*key).to_owned(), cost: *cost }
+                Ok((limit, key))
             }
-        })
+        }
     }
 
     /// Decides what was gathered, and answers it in order.
     pub(super) async fn decide(&mut self, reply: &mut Reply) {
         let commands = std::mem::take(&mut self.commands);
-        let is_look = |one: &Gathered<'_>| matches!(&one.charged, Ok(charged) if charged.cost == 0);
+        let is_look = |one: &Gathered<'_>| one.found.is_ok() && one.request.cost() == 0;
         for run in commands.chunk_by(|one, other| is_look(one) == is_look(other)) {
             match run {
                 [first, ..] if is_look(first) => {
                     for one in run {
-                        let outcome = self.look(&one.charged).await;
+                        let outcome = self.look(one).await;
                         write(one, outcome, reply);
                     }
                 }
@@ -86,19 +85,15 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    async fn look(&self, charged: &Result<Charged, Mistake>) -> Result<Outcome, Mistake> {
-        let charged = charged.as_ref().map_err(Clone::clone)?;
+    async fn look(&self, one: &Gathered<'_>) -> Result<Outcome, Mistake> {
+        let (limit, key) = one.found.as_ref().map_err(Clone::clone)?;
         let _share = peer::share().await;
-        self.gate.status(&charged.limit, &charged.key).await.map_err(undecided)
+        self.gate.status(limit, key).await.map_err(undecided)
     }
 
     /// Charges a run of commands in one call.
     async fn charge(&self, run: &[Gathered<'_>], reply: &mut Reply) {
-        let charges: Vec<Charge<'_>> = run
-            .iter()
-            .filter_map(|one| one.charged.as_ref().ok())
-            .map(|charged| Charge::new(&charged.limit, &charged.key).cost(charged.cost))
-            .collect();
+        let charges: Vec<Charge<'_>> = run.iter().filter_map(|one| one.charge().ok()).collect();
         let outcomes = match charges.is_empty() {
             true => Ok(Vec::new()),
             false => {
@@ -108,7 +103,7 @@ impl<'a> Pipeline<'a> {
         };
         let mut outcomes = outcomes.map(Vec::into_iter);
         for one in run {
-            let outcome = match (&one.charged, &mut outcomes) {
+            let outcome = match (&one.found, &mut outcomes) {
                 (Err(mistake), _) => Err(mistake.clone()),
                 (Ok(_), Err(mistake)) => Err(mistake.clone()),
                 (Ok(_), Ok(outcomes)) => match outcomes.next() {

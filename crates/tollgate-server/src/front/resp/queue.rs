@@ -32,7 +32,7 @@ impl Queue {
             }
             Err(_) => {
                 self.is_aborted = true;
-                // Nobody will ask for them.
+                // They will not be executed.
                 self.bytes = Vec::new();
             }
         }

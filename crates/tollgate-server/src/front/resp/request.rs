@@ -57,6 +57,14 @@ impl<'a> Request<'a> {
             None
         }
     }
+
+    /// How much it charges. Zero only looks.
+    pub(super) fn cost(&self) -> u64 {
+        match self {
+            Request::Throttle { quantity, .. } => *quantity,
+            Request::Check { cost, .. } => *cost,
+        }
+    }
 }
 
 fn throttle<'a>(command: &Command<'a, '_>) -> Result<Request<'a>, Mistake> {

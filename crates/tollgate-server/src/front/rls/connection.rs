@@ -72,7 +72,7 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Serves Envoy until `closing` says so.
 pub(crate) fn serve(
     listener: TcpListener,
-    door: Arc<ConnectionLimit>,
+    connections: Arc<ConnectionLimit>,
     app: Arc<App>,
     tasks: TaskTracker,
     closing: watch::Receiver<bool>,
@@ -88,7 +88,7 @@ pub(crate) fn serve(
                 speak(stream, peer, rows, services.clone(), closing.clone())
             }
         };
-        let mut accepting = std::pin::pin!(listen::accept(listener, door, tasks, closing, face));
+        let mut accepting = std::pin::pin!(listen::accept(listener, connections, tasks, closing, face));
         // A call that came before the end is answered.
         let has_ended = tokio::select! {
             () = accepting.as_mut() => true,
@@ -114,7 +114,7 @@ async fn send_health(health: &HealthReporter, status: ServingStatus) {
     }
 }
 
-/// The seats of a connection: for its calls, and for those who ask for health or reflection.
+/// The seats of a connection: for its calls, and for calls of health or reflection.
 struct Rows {
     peer: IpAddr,
     calls: Arc<Row>,

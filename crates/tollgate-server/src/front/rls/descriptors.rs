@@ -1,8 +1,8 @@
-//! What a call charges: which limit each descriptor meets, by which key, and how much.
+//! The charges of a call: the limit, the key and the cost of each descriptor.
 
 use smallvec::SmallVec;
 use tollgate::store::Micros;
-use tollgate::{Allowance, Charge, Limit, NamedLimit, Tollgate};
+use tollgate::{Allowance, Charge, Key, Limit, NamedLimit, Tollgate};
 use tonic::Status;
 
 use super::proto::RateLimitUnit;
@@ -19,21 +19,22 @@ const MOST_ENTRIES: usize = 16;
 
 /// The rule that a descriptor matches.
 #[derive(Debug)]
-pub(super) enum Matched<'a> {
+pub(super) enum Matched {
     /// No rule: it passes.
     Nothing,
     /// A rule that lets everything pass.
     Unlimited,
-    Limit(DescriptorCharge<'a>),
+    Limit(DescriptorCharge),
 }
 
 /// The charge of a descriptor.
 #[derive(Debug)]
-pub(super) struct DescriptorCharge<'a> {
-    pub(super) limit: &'a str,
-    /// The limit that came with the call, if it is that one.
-    pub(super) own: Option<NamedLimit>,
-    pub(super) key: String,
+pub(super) struct DescriptorCharge {
+    /// Looked up once, for the charge and for the reply.
+    pub(super) limit: NamedLimit,
+    /// Whether the limit came with the call.
+    pub(super) is_own: bool,
+    pub(super) key: Key<'static>,
     pub(super) hits: Hits,
     /// Whether the caller gets the headers of this limit.
     pub(super) is_reported: bool,
@@ -48,8 +49,8 @@ pub(super) enum Hits {
     GiveBack(u64),
 }
 
-impl<'a> Matched<'a> {
-    pub(super) fn charge(&self) -> Option<&DescriptorCharge<'a>> {
+impl Matched {
+    pub(super) fn charge(&self) -> Option<&DescriptorCharge> {
         match self {
             Matched::Limit(charge) => Some(charge),
             Matched::Nothing | Matched::Unlimited => None,
@@ -57,22 +58,19 @@ impl<'a> Matched<'a> {
     }
 }
 
-impl DescriptorCharge<'_> {
+impl DescriptorCharge {
     pub(super) fn with_cost(&self, cost: u64) -> Charge<'_> {
-        match &self.own {
-            None => Charge::new(self.limit, &self.key).cost(cost),
-            Some(own) => Charge::new(own, &self.key).cost(cost),
-        }
+        Charge::new(&self.limit, &self.key).cost(cost)
     }
 }
 
 /// Reads a call, descriptor by descriptor, or says what is wrong with it.
-pub(super) fn read<'a>(
+pub(super) fn read(
     gate: &Tollgate,
     bounds: Bounds,
-    rules: &'a EnvoyRules,
+    rules: &EnvoyRules,
     request: &RateLimitRequest,
-) -> Result<Vec<Matched<'a>>, Status> {
+) -> Result<Vec<Matched>, Status> {
     let domain = match std::str::from_utf8(&request.domain) {
         Ok("") => return Err(Status::invalid_argument("the domain is empty; name it in Envoy's filter")),
         Ok(domain) => domain,
@@ -86,8 +84,8 @@ pub(super) fn read<'a>(
             return Err(Status::invalid_argument(message));
         }
     }
-    let asked = Call { gate, bounds, domain, request };
-    request.descriptors.iter().map(|descriptor| matched(&asked, rules, descriptor)).collect()
+    let call = Call { gate, bounds, domain, request };
+    request.descriptors.iter().map(|descriptor| matched(&call, rules, descriptor)).collect()
 }
 
 /// A call, and what it is read by.
@@ -98,11 +96,7 @@ struct Call<'r> {
     request: &'r RateLimitRequest,
 }
 
-fn matched<'a>(
-    asked: &Call<'_>,
-    rules: &'a EnvoyRules,
-    descriptor: &RateLimitDescriptor,
-) -> Result<Matched<'a>, Status> {
+fn matched(call: &Call<'_>, rules: &EnvoyRules, descriptor: &RateLimitDescriptor) -> Result<Matched, Status> {
     let count = descriptor.entries.len();
     if count > MOST_ENTRIES {
         let message = format!("a descriptor has {count} entries; at most {MOST_ENTRIES}");
@@ -110,29 +104,30 @@ fn matched<'a>(
     }
     let entries: SmallVec<[(&[u8], &[u8]); 8]> =
         descriptor.entries.iter().map(|entry| (entry.key.as_slice(), entry.value.as_slice())).collect();
-    let rule = rules.find(asked.domain, &entries);
+    let rule = rules.find(call.domain, &entries);
     let own =
-        descriptor.limit.as_ref().filter(|_| count > 0).map(|limit| brought(asked, limit)).transpose()?;
-    let (limit, shared, is_reported) = match (&own, rule) {
-        (Some(own), rule) => (own.name(), &[][..], rule.is_none_or(|rule| rule.headers)),
+        descriptor.limit.as_ref().filter(|_| count > 0).map(|limit| brought(call, limit)).transpose()?;
+    let is_own = own.is_some();
+    let (limit, shared, is_reported) = match (own, rule) {
+        (Some(own), rule) => (own, &[][..], rule.is_none_or(|rule| rule.headers)),
         (None, None) => {
             metrics::counter!("tollgate_envoy_descriptors_unmatched_total").increment(1);
             return Ok(Matched::Nothing);
         }
         (None, Some(rule)) => match &rule.limit {
-            Some(limit) => (limit.as_str(), &rule.entries[..], rule.headers),
+            Some(limit) => (call.gate.limit(limit).map_err(undecided)?, &rule.entries[..], rule.headers),
             None => return Ok(Matched::Unlimited),
         },
     };
     // The key is not repeated: others may read this message.
-    let key = super::key::key(asked.domain, &entries, shared);
+    let key = super::key::key(call.domain, &entries, shared);
     let key =
         key.map_err(|_| Status::invalid_argument("the domain has control characters, or is too long"))?;
     Ok(Matched::Limit(DescriptorCharge {
         limit,
-        own,
+        is_own,
         key,
-        hits: hits(asked.request, descriptor),
+        hits: hits(call.request, descriptor),
         is_reported,
     }))
 }
@@ -147,7 +142,7 @@ fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> Hits {
 }
 
 /// The limit that came with a descriptor: so many in each second, minute, … of the clock.
-fn brought(asked: &Call<'_>, limit: &RateLimitOverride) -> Result<NamedLimit, Status> {
+fn brought(call: &Call<'_>, limit: &RateLimitOverride) -> Result<NamedLimit, Status> {
     let Some((name, window)) = unit(limit.unit()) else {
         return Err(Status::invalid_argument("the limit of a descriptor has no unit that is known here"));
     };
@@ -155,7 +150,7 @@ fn brought(asked: &Call<'_>, limit: &RateLimitOverride) -> Result<NamedLimit, St
         0 => Allowance::Blocked,
         count => match Limit::clock_window(count, window) {
             Ok(limit) => {
-                let checked = asked.bounds.check_override(&limit);
+                let checked = call.bounds.check_override(&limit);
                 checked
                     .map_err(|why| Status::invalid_argument(format!("the limit of a descriptor: {why}")))?;
                 limit.into()
@@ -165,7 +160,7 @@ fn brought(asked: &Call<'_>, limit: &RateLimitOverride) -> Result<NamedLimit, St
             }
         },
     };
-    asked.gate.ad_hoc(name, allowance).map_err(undecided)
+    call.gate.ad_hoc(name, allowance).map_err(undecided)
 }
 
 const DAY: u64 = 24 * 3_600;
@@ -213,9 +208,9 @@ mod tests {
         let gate = Tollgate::builder().config(&config.gate).build().expect("sound");
         let read = read(&gate, Bounds::of(&config.server), &config.envoy, request);
         let messages = read.map(|matched| match &matched[0] {
-            Matched::Limit(DescriptorCharge { limit, own, key, hits, is_reported }) => {
-                let own = own.as_ref().map_or_else(String::new, |own| format!(" {}", own.allowance()));
-                format!("{limit}{own} {key} {hits:?} {is_reported}")
+            Matched::Limit(DescriptorCharge { limit, is_own, key, hits, is_reported }) => {
+                let own = is_own.then(|| format!(" {}", limit.allowance())).unwrap_or_default();
+                format!("{}{own} {} {hits:?} {is_reported}", limit.name(), key.canonical())
             }
             other => format!("{other:?}"),
         });
@@ -237,8 +232,8 @@ mod tests {
         check(&one(descriptor(&[("path", "/health")])), Ok("Unlimited"));
         check(&one(descriptor(&[("path", "/")])), Ok("Nothing"));
         check(&one(descriptor(&[])), Ok("Nothing"));
-        let elsewhere = RateLimitRequest { domain: "other".into(), ..one(known.clone()) };
-        check(&elsewhere, Ok("Nothing"));
+        let other_domain = RateLimitRequest { domain: "other".into(), ..one(known.clone()) };
+        check(&other_domain, Ok("Nothing"));
         for (of_all, of_one, negative, hits) in [
             (0, None, false, "Charge(1)"),
             (7, None, false, "Charge(7)"),
@@ -249,11 +244,11 @@ mod tests {
             (7, None, true, "GiveBack(7)"),
             (7, Some(u64::MAX), true, "GiveBack(18446744073709551615)"),
         ] {
-            let mut asked = one(known.clone());
-            asked.hits_addend = of_all;
-            asked.descriptors[0].hits_addend = of_one;
-            asked.descriptors[0].is_negative_hits = negative;
-            check(&asked, Ok(&format!("api edge:path=/&ip=%3A%3A1 {hits} false")));
+            let mut call = one(known.clone());
+            call.hits_addend = of_all;
+            call.descriptors[0].hits_addend = of_one;
+            call.descriptors[0].is_negative_hits = negative;
+            check(&call, Ok(&format!("api edge:path=/&ip=%3A%3A1 {hits} false")));
         }
     }
 
@@ -266,12 +261,12 @@ mod tests {
             (0, RateLimitUnit::Day, Ok(("per_day", "blocked"))),
             (5, RateLimitUnit::Unknown, Err("has no unit")),
         ] {
-            let mut asked = request(vec![descriptor(&[("a", "b")])]);
+            let mut call = request(vec![descriptor(&[("a", "b")])]);
             let unit = i32::from(unit);
-            asked.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: count, unit });
+            call.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: count, unit });
             let messages =
                 expected.map(|(name, words)| format!("envoy.{name} {words} edge:a=b Charge(1) true"));
-            check(&asked, messages.as_deref().map_err(|why| *why));
+            check(&call, messages.as_deref().map_err(|why| *why));
         }
         let mut strange = request(vec![descriptor(&[("a", "b")])]);
         strange.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 99 });
@@ -298,10 +293,10 @@ mod tests {
             (week, RateLimitUnit::Month, Some("30d")),
             (week, RateLimitUnit::Year, Some("365d")),
         ] {
-            let mut asked = request(vec![descriptor(&[("a", "b")])]);
-            asked.descriptors[0].limit =
+            let mut call = request(vec![descriptor(&[("a", "b")])]);
+            call.descriptors[0].limit =
                 Some(RateLimitOverride { requests_per_unit: 1, unit: i32::from(unit) });
-            let messages = read(&gate, bounds, &EnvoyRules::default(), &asked).err().map(|status| {
+            let messages = read(&gate, bounds, &EnvoyRules::default(), &call).err().map(|status| {
                 assert_eq!(status.code(), Code::InvalidArgument);
                 status.message().to_owned()
             });

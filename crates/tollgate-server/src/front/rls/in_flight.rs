@@ -40,9 +40,9 @@ impl Server {
         let (store, app) = app_over(settings);
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.expect("a port");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().expect("bound").port()));
-        let door = ConnectionLimit::new("test", Room { connections: 100, of_one_peer: 100 });
+        let connections = ConnectionLimit::new("test", Room { connections: 100, of_one_peer: 100 });
         let (closing, until) = watch::channel(false);
-        tokio::spawn(super::serve(listener, door, app, TaskTracker::new(), until).expect("a service"));
+        tokio::spawn(super::serve(listener, connections, app, TaskTracker::new(), until).expect("a service"));
         Server { store, address, _closing: closing }
     }
 
@@ -94,7 +94,7 @@ async fn one_envoy_has_so_many_calls_in_flight_over_all_its_connections() {
     let (mut calls, in_flight) = crowd(&server).await;
     assert!(in_flight <= 20, "{in_flight} of {} calls of one peer are in flight", CONNECTIONS * CALLS);
     server.until_in_flight(20).await;
-    // Nobody else waits for that.
+    // No other call waits for that.
     let other = tokio::spawn(ask(server.connect(OTHER).await, "other".into()));
     server.until_in_flight(21).await;
     server.store.answer(1 << 20);

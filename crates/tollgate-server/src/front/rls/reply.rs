@@ -1,9 +1,9 @@
-//! The answer to a call: one status for each descriptor, in their order, and the headers that tell the caller how it stands.
+//! The response to a call: one status for each descriptor, in order, and the rate-limit headers.
 
 use prost_types::Duration;
-use tollgate::headers::{self, Format, ReportedLimit};
+use tollgate::headers::{self, Field, Format, ReportedLimit};
 use tollgate::store::{Micros, Outcome as Numbers};
-use tollgate::{Allowance, Clock, Key, Outcome, Tollgate};
+use tollgate::{Allowance, Outcome};
 
 use super::Answers;
 use super::descriptors::{DescriptorCharge, Hits, Matched, UNITS};
@@ -12,13 +12,13 @@ use super::proto::service::RateLimitResponse;
 use super::proto::service::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 
 /// What is answered.
-pub(super) fn response(gate: &Tollgate, matched: &[Matched<'_>], answers: &Answers) -> RateLimitResponse {
+pub(super) fn response(matched: &[Matched], answers: &Answers) -> RateLimitResponse {
     let outcomes = matched.iter().zip(&answers.each).map(|(matched, answer)| {
         let (charge, outcome) = (matched.charge()?, answer.as_ref()?);
         Some(MatchedOutcome {
             charge,
             outcome,
-            allowance: allowance(gate, charge),
+            allowance: charge.limit.allowance_for(&charge.key),
             is_denied: answers.is_denied,
         })
     });
@@ -43,26 +43,11 @@ fn ok() -> DescriptorStatus {
     DescriptorStatus { code: i32::from(Code::Ok), ..DescriptorStatus::default() }
 }
 
-/// What a key is allowed under the limit that a descriptor meets.
-fn allowance(gate: &Tollgate, charge: &DescriptorCharge<'_>) -> Option<Allowance> {
-    match &charge.own {
-        Some(own) => Some(own.allowance()),
-        None => {
-            let rule = gate.find(charge.limit).ok()?;
-            // Most have no keys that are treated otherwise.
-            match rule.overrides() {
-                [] => Some(*rule.allowance()),
-                _ => Some(*rule.allowance_for(&Key::parse(&charge.key).ok()?)),
-            }
-        }
-    }
-}
-
 /// A descriptor that matched a limit, and what the limit answered.
 struct MatchedOutcome<'a> {
-    charge: &'a DescriptorCharge<'a>,
+    charge: &'a DescriptorCharge,
     outcome: &'a Outcome,
-    allowance: Option<Allowance>,
+    allowance: Allowance,
     /// Whether the whole call is denied, so that nothing was charged.
     is_denied: bool,
 }
@@ -78,7 +63,7 @@ impl MatchedOutcome<'_> {
         // Where the store failed there is a time to try again, and no reset.
         let wait = numbers.retry_after.filter(|_| !numbers.allowed).unwrap_or_default();
         let window = match allowance {
-            Some(Allowance::Limited(limit)) => Some(limit.window()),
+            Allowance::Limited(limit) => Some(limit.window_us()),
             _ => None,
         };
         DescriptorStatus {
@@ -116,7 +101,7 @@ impl MatchedOutcome<'_> {
         ReportedLimit {
             name: self.outcome.limit(),
             limit: match &self.allowance {
-                Some(Allowance::Limited(limit)) => Some(limit),
+                Allowance::Limited(limit) => Some(limit),
                 _ => None,
             },
             cost: match self.charge.hits {
@@ -140,10 +125,16 @@ fn headers(outcomes: &[Option<MatchedOutcome<'_>>]) -> Vec<HeaderValue> {
     let reported =
         ones().map(|one| one.reported(if one_denies { *one.outcome.numbers() } else { one.after_call() }));
     let reported: Vec<ReportedLimit<'_>> = reported.collect();
-    let mut headers = Vec::new();
-    headers::render(&Format::default(), reported.iter().copied(), Clock::system().now(), |field, value| {
-        headers.push(HeaderValue { key: field.name().to_owned(), value: value.to_owned() });
-    });
+    let mut headers = Vec::with_capacity(Field::ALL.len());
+    // In this format the reset is a time from now, and the time of day is not asked for.
+    headers::render(
+        &Format::default(),
+        reported.iter().copied(),
+        std::time::Duration::ZERO,
+        |field, value| {
+            headers.push(HeaderValue { key: field.name().to_owned(), value: value.to_owned() });
+        },
+    );
     headers
 }
 

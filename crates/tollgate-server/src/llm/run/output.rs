@@ -209,7 +209,7 @@ impl Output {
         let _ = file.set_modified(SystemTime::now());
     }
 
-    /// The file, for those who send.
+    /// The file, for senders.
     pub(super) fn file(&self) -> Arc<File> {
         self.file.clone()
     }

@@ -1,0 +1,116 @@
+//! What was decided for keys of each namespace that the config names, in the last minutes; all others are counted together. Admissions that come as numbers (memory
+//! store, fast path) say nothing of keys and are not here, so what is shown of the memory store is who was denied.
+
+use std::collections::BTreeMap;
+
+use parking_lot::{Mutex, RwLock};
+use serde::Serialize;
+
+use super::ring::Counted;
+
+/// How many minutes are remembered, that of now among them.
+const MINUTES: usize = 5;
+
+/// What other namespaces are counted as.
+const OTHER: &str = "other";
+
+/// Counts of the namespaces that are shown by name, and of the others together.
+#[derive(Default)]
+pub(crate) struct Namespaces {
+    counts: RwLock<BTreeMap<String, Mutex<Minutes>>>,
+}
+
+/// For each minute its number, and how many were allowed, denied and would have been denied.
+#[derive(Clone, Copy, Default)]
+struct Minutes([(u64, [u64; 3]); MINUTES]);
+
+/// What was decided for one.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct OfNamespace {
+    pub(crate) namespace: String,
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
+    pub(crate) would_deny: u64,
+}
+
+impl Namespaces {
+    /// Shows these by name from now on. What others were counted as stays where it was counted.
+    pub(crate) fn show<'a>(&self, names: impl Iterator<Item = &'a str>) {
+        let mut counts = self.counts.write();
+        for name in names.chain([OTHER]) {
+            counts.entry(name.to_owned()).or_default();
+        }
+    }
+
+    pub(super) fn count(&self, namespace: &str, second: u64, what: Counted) {
+        let counts = self.counts.read();
+        let Some(minutes) = counts.get(namespace).or_else(|| counts.get(OTHER)) else { return };
+        let minute = second / 60;
+        // Less than MINUTES.
+        #[allow(clippy::cast_possible_truncation)]
+        let place = (minute % MINUTES as u64) as usize;
+        let mut minutes = minutes.lock();
+        let (number, counted) = &mut minutes.0[place];
+        if *number != minute {
+            (*number, *counted) = (minute, [0; 3]);
+        }
+        let index = match what {
+            Counted::Allowed | Counted::FellBack => 0,
+            Counted::Denied => 1,
+            Counted::WouldDeny => 2,
+        };
+        counted[index] += 1;
+    }
+
+    /// Those of which anything was decided in the last minutes, those that were denied most first.
+    pub(crate) fn lately(&self, second: u64) -> Vec<OfNamespace> {
+        let oldest = (second / 60).saturating_sub(MINUTES as u64 - 1);
+        let counts = self.counts.read();
+        let sum = |(name, minutes): (&String, &Mutex<Minutes>)| {
+            let minutes = *minutes.lock();
+            let mut sums = [0; 3];
+            for (_, counted) in minutes.0.iter().filter(|(number, _)| *number >= oldest) {
+                counted.iter().zip(&mut sums).for_each(|(one, sum)| *sum += one);
+            }
+            let [allowed, denied, would_deny] = sums;
+            OfNamespace { namespace: name.clone(), allowed, denied, would_deny }
+        };
+        let mut all: Vec<OfNamespace> = counts.iter().map(sum).collect();
+        all.retain(|one| one.allowed + one.denied + one.would_deny > 0);
+        all.sort_by_key(|one| std::cmp::Reverse((one.denied, one.would_deny, one.allowed)));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_ones_are_counted_apart_and_the_rest_as_one() {
+        let namespaces = Namespaces::default();
+        namespaces.count("user", 0, Counted::Denied);
+        assert_eq!(namespaces.lately(0), [], "nothing is shown before it is named");
+        namespaces.show(["user", "tenant"].into_iter());
+        for (name, what) in [
+            ("user", Counted::Allowed),
+            ("user", Counted::Denied),
+            ("tenant", Counted::WouldDeny),
+            ("made-up-1", Counted::Denied),
+            ("made-up-2", Counted::Denied),
+        ] {
+            namespaces.count(name, 600, what);
+        }
+        let shown = |second| -> Vec<String> {
+            let words = |one: OfNamespace| {
+                format!("{} {} {} {}", one.namespace, one.allowed, one.denied, one.would_deny)
+            };
+            namespaces.lately(second).into_iter().map(words).collect()
+        };
+        assert_eq!(shown(600), ["other 0 2 0", "user 1 1 0", "tenant 0 0 1"]);
+        assert_eq!(shown(600 + 4 * 60).len(), 3);
+        assert!(shown(600 + 5 * 60).is_empty(), "minutes pass");
+        namespaces.count("user", 600 + 5 * 60, Counted::Denied);
+        assert_eq!(shown(600 + 5 * 60), ["user 0 1 0"]);
+    }
+}

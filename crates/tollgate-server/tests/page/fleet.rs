@@ -1,0 +1,80 @@
+//! The overview of several servers on one Redis: who is up, whether they have the same limits, latency over time, shadow limits, and the rows as a file.
+
+use serde_json::json;
+use tollgate_testkit::redis::RedisServer;
+
+use crate::browser::Browser;
+use crate::server::{self, Tollgate};
+use crate::{accessible, sound, text};
+
+fn start(redis: &RedisServer, name: &str, more: &str) -> Tollgate {
+    server::with_config(&format!(
+        r#"
+[server]
+name = "{name}"
+grafana = "https://grafana.example.com/d/tollgate"
+namespaces = ["user"]
+[store]
+mode = "redis"
+timeout = "2s"
+redis = {{ url = "{}" }}
+[limits.login]
+strategy = "fixed_window"
+limit = 2
+window = "1h"
+[limits.mail]
+strategy = "fixed_window"
+limit = 1
+window = "1h"
+shadow = true
+{more}"#,
+        redis.url()
+    ))
+}
+
+#[test]
+fn all_servers_on_a_store_are_in_one_view() {
+    let redis = RedisServer::start();
+    let (one, two) =
+        (start(&redis, "gate-1", ""), start(&redis, "gate-2", "[limits.more]\nunlimited = true\n"));
+    for limit in ["login", "mail"] {
+        for _ in 0..4 {
+            one.post("/v1/check", &json!({ "limit": limit, "key": "user:1" }).to_string());
+        }
+    }
+    let browser = Browser::start();
+    browser.media("light");
+    browser.size(1400, 1000);
+    browser.open(&format!("{}/", one.url()));
+    browser.until("document.getElementById('link').dataset.state === 'live'");
+    browser.until("document.querySelectorAll('#fleet-rows tr').length === 2");
+    assert_eq!(text(&browser, "#servers"), "2 servers");
+    assert!(text(&browser, "#fleet-rows tr").starts_with("gate-1 this one"));
+    browser.until("document.querySelector('.alert[data-key=revisions]')?.textContent.includes('gate-2')");
+    browser.until("document.querySelector('#latency-chart path.line')");
+    browser.until("document.getElementById('namespace-rows').textContent.includes('user')");
+    browser.until("document.querySelector('#shadow-rows tr td:nth-child(4)')?.textContent === '3'");
+    assert_eq!(
+        browser.run("return document.getElementById('grafana').href"),
+        json!("https://grafana.example.com/d/tollgate")
+    );
+    browser.run(
+        "URL.createObjectURL = (blob) => { blob.text().then((text) => { window.saved = text; }); return '#'; };
+         document.getElementById('csv').click();",
+    );
+    browser.until(
+        "window.saved?.startsWith('limit,policy,strategy') && window.saved.includes('login,2 per 1h window')",
+    );
+    for (scheme, name, width, height) in
+        [("light", "wall", 1400, 1000), ("dark", "phone", 390, 800), ("light", "narrow", 320, 700)]
+    {
+        browser.media(scheme);
+        browser.size(width, height);
+        sound(&browser, &format!("fleet, {name}"));
+        accessible(&browser, &format!("fleet, {name}"));
+        browser.picture(&format!("fleet-{name}-{scheme}"));
+    }
+    two.stop();
+    browser.until("document.querySelectorAll('#fleet-rows tr').length === 1");
+    browser.until("!document.querySelector('.alert[data-key=revisions]')");
+}
