@@ -20,6 +20,10 @@ pub(crate) const BASELINE: &str = "governor";
 /// Our own name.
 pub(crate) const OURSELVES: &str = "tollgate";
 
+/// Ourselves with a coarse clock, and who has one as well.
+pub(crate) const COARSE: &str = "tollgate-coarse";
+pub(crate) const TUNED: &str = "governor-tuned";
+
 /// The key of the limit that every caller shares in [`Call::Pair`].
 const SHARED_KEY: &str = "all";
 
@@ -130,6 +134,12 @@ pub(crate) const ENTRANTS: &[Entrant] = &[
         build: tollgate::build,
     },
     Entrant {
+        name: COARSE,
+        about: "the same with its coarse clock of 1 ms",
+        calls: ALL_CALLS,
+        build: tollgate::build_coarse,
+    },
+    Entrant {
         name: "tollgate-metrics",
         about: "the same with metrics on, in the recorder of metrics-exporter-prometheus 0.18",
         calls: ALL_CALLS,
@@ -142,7 +152,7 @@ pub(crate) const ENTRANTS: &[Entrant] = &[
         build: governor::build_as_it_comes,
     },
     Entrant {
-        name: "governor-tuned",
+        name: TUNED,
         about: "governor 0.10 with foldhash and its upkeep clock of 1 ms",
         calls: ALL_CALLS,
         build: governor::build_tuned,

@@ -1,11 +1,14 @@
 //! `gateway`: what the gateway of language models adds to a call, beside the upstream itself and, where asked for, LiteLLM's proxy.
 //!
 //! The upstream runs in this process and answers at once. The same calls go to it directly and through each gateway, in turns of a
-//! second, at a steady rate; what is reported is how much later answers and the events of streams come. Then the gateway is saturated
-//! before a judge, and filled with calls that wait. Servers, clients and the upstream share the machine's cores.
+//! second, at a steady rate; what is reported is how much later answers and the events of streams come. Then prompts of a megabyte go
+//! through it (`large.rs`), it is saturated before a judge, filled with calls that wait, and asked how soon it acts (`wake.rs`). Servers,
+//! clients and the upstream share the machine's cores.
 
+mod large;
 mod litellm;
 mod upstream;
+mod wake;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use tollgate_testkit::provider::{Allowed, Provider, openai};
 use tollgate_testkit::tollgate::Tollgate;
@@ -38,9 +41,25 @@ pub(crate) struct Options {
     /// LiteLLM's proxy as well, installed from PyPI
     #[arg(long)]
     litellm: bool,
+    /// One part only
+    #[arg(long)]
+    only: Option<Part>,
     /// A binary to measure instead of building one
     #[arg(long, value_name = "FILE")]
     server: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Latency,
+    /// Prompts of a megabyte, and other calls beside them
+    Large,
+    Saturated,
+    Waiting,
+    /// How soon the gateway acts: scenarios A4, B1, C3 and C6
+    Wake,
+    /// Scenarios A2 and B2 beside LiteLLM's proxy, before a judge
+    Judged,
 }
 
 /// Somebody who is asked.
@@ -49,16 +68,18 @@ struct Contestant {
     address: SocketAddr,
     latency: Histogram<u64>,
     event: Histogram<u64>,
+    /// Calls and streams that were not answered with 200.
+    failed: usize,
 }
 
 impl Contestant {
     fn new(name: &'static str, address: SocketAddr) -> Contestant {
         let histogram = || Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds");
-        Contestant { name, address, latency: histogram(), event: histogram() }
+        Contestant { name, address, latency: histogram(), event: histogram(), failed: 0 }
     }
 }
 
-/// Does what was asked.
+/// Runs the command.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     let program = match &options.server {
         Some(program) => program.clone(),
@@ -66,12 +87,36 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     };
     let Facts { processor, cores, kernel, load, .. } = Facts::read();
     println!("{processor}, {cores} cores, Linux {kernel}, load {load}\n");
+    let wants = |part| options.only.is_none_or(|only| only == part);
     let upstream = Upstream::start()?;
-    let gateway = gateway(&program, upstream.address(), "rpm = 100000000\ntpm = 100000000000");
+    if wants(Part::Latency) {
+        latency(options, &program, upstream.address())?;
+    }
+    if wants(Part::Large) {
+        large::run(&program, upstream.address(), options.rate, Duration::from_secs(options.seconds.into()));
+    }
+    if wants(Part::Saturated) {
+        saturated(&program);
+    }
+    if wants(Part::Waiting) {
+        waiting(&program, upstream.address());
+    }
+    if wants(Part::Wake) {
+        wake::run(&program);
+    }
+    if options.litellm && wants(Part::Judged) {
+        litellm::judged(&program)?;
+    }
+    Ok(())
+}
+
+/// How much later answers and events come through each gateway.
+fn latency(options: &Options, program: &Path, upstream: SocketAddr) -> Result<(), String> {
+    let gateway = gateway(program, upstream, "rpm = 100000000\ntpm = 100000000000");
     let mut contestants =
-        vec![Contestant::new("direct", upstream.address()), Contestant::new("tollgate", gateway.http())];
+        vec![Contestant::new("direct", upstream), Contestant::new("tollgate", gateway.http())];
     let litellm = match options.litellm {
-        true => Some(LiteLlm::start(upstream.address(), None)?),
+        true => Some(LiteLlm::start(upstream, None)?),
         false => None,
     };
     contestants.extend(litellm.iter().map(|proxy| Contestant::new("LiteLLM", proxy.address())));
@@ -80,24 +125,21 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     }
     for _ in 0..options.seconds {
         for contestant in &mut contestants {
-            let measured = calls(contestant.address, options.rate, Duration::from_secs(1));
+            let (measured, failed) = calls(contestant.address, options.rate, Duration::from_secs(1));
             contestant.latency.add(&measured).map_err(|error| error.to_string())?;
+            contestant.failed += failed;
         }
     }
     for _ in 0..options.seconds.div_ceil(4) {
         for contestant in &mut contestants {
-            let measured = streams(contestant.address);
+            let (measured, failed) = streams(contestant.address);
             contestant.event.add(&measured).map_err(|error| error.to_string())?;
+            contestant.failed += failed;
         }
     }
     drop(litellm);
     print_latency(&contestants, options.rate);
     println!();
-    saturated(&program);
-    waiting(&program, upstream.address());
-    if options.litellm {
-        litellm::judged(&program)?;
-    }
     Ok(())
 }
 
@@ -173,14 +215,15 @@ fn connect(address: SocketAddr) -> BufReader<TcpStream> {
     BufReader::new(stream)
 }
 
-/// Calls at a steady rate; latencies in microseconds.
-fn calls(address: SocketAddr, rate: u32, time: Duration) -> Histogram<u64> {
+/// Calls at a steady rate: latencies in microseconds of those that were answered with 200, and how many were not.
+fn calls(address: SocketAddr, rate: u32, time: Duration) -> (Histogram<u64>, usize) {
+    let failed = AtomicUsize::new(0);
     let all = parking_lot::Mutex::new(Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds"));
     let request = request(&body(false));
     let began = Instant::now() + Duration::from_millis(20);
     std::thread::scope(|scope| {
         for number in 0..CONNECTIONS {
-            let (all, request) = (&all, &request);
+            let (all, request, failed) = (&all, &request, &failed);
             scope.spawn(move || {
                 let mut reader = connect(address);
                 let mut own = Vec::new();
@@ -189,8 +232,15 @@ fn calls(address: SocketAddr, rate: u32, time: Duration) -> Histogram<u64> {
                 while next < began + time {
                     std::thread::sleep(next.saturating_duration_since(Instant::now()));
                     let sent = Instant::now();
-                    assert_eq!(ask(&mut reader, request).expect("an answer"), 200);
-                    own.push(sent.elapsed());
+                    match ask(&mut reader, request) {
+                        Ok(200) => own.push(sent.elapsed()),
+                        answered => {
+                            failed.fetch_add(1, Ordering::Relaxed);
+                            if answered.is_err() {
+                                reader = connect(address);
+                            }
+                        }
+                    }
                     next += step;
                 }
                 let mut all = all.lock();
@@ -200,47 +250,61 @@ fn calls(address: SocketAddr, rate: u32, time: Duration) -> Histogram<u64> {
             });
         }
     });
-    all.into_inner()
+    (all.into_inner(), failed.into_inner())
 }
 
-/// Streams side by side; how late each event is when it is read, in microseconds.
-fn streams(address: SocketAddr) -> Histogram<u64> {
+/// Streams side by side: how late each event is when it is read, in microseconds, and how many streams failed.
+fn streams(address: SocketAddr) -> (Histogram<u64>, usize) {
+    let failed = AtomicUsize::new(0);
     let all = parking_lot::Mutex::new(Histogram::new_with_bounds(1, 60_000_000, 3).expect("bounds"));
     let request = request(&body(true));
     std::thread::scope(|scope| {
         for _ in 0..10 {
-            let (all, request) = (&all, &request);
+            let (all, request, failed) = (&all, &request, &failed);
             scope.spawn(move || {
-                let mut reader = connect(address);
-                reader.get_mut().write_all(request).expect("sent");
-                let (status, _) = head(&mut reader).expect("a head");
-                assert_eq!(status, 200);
-                let mut own = Vec::new();
-                while let Some(event) = chunk(&mut reader).expect("a chunk") {
-                    own.extend(upstream::late(&event));
-                }
+                let Ok(own) = stream(address, request) else {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                    return;
+                };
                 // The first event waits for the head to be passed on, which the calls above have in them.
                 let mut all = all.lock();
                 own.iter().skip(1).for_each(|late| all.saturating_record((*late).max(1)));
             });
         }
     });
-    all.into_inner()
+    (all.into_inner(), failed.into_inner())
+}
+
+/// One stream: how late each of its events is.
+fn stream(address: SocketAddr, request: &[u8]) -> std::io::Result<Vec<u64>> {
+    let mut reader = connect(address);
+    reader.get_mut().write_all(request)?;
+    let (status, _) = head(&mut reader)?;
+    if status != 200 {
+        return Err(std::io::Error::other(format!("status {status}")));
+    }
+    let mut late = Vec::new();
+    while let Some(event) = chunk(&mut reader)? {
+        late.extend(upstream::late(&event));
+    }
+    Ok(late)
 }
 
 fn print_latency(contestants: &[Contestant], rate: u32) {
     let ms = |micros: u64| micros as f64 / 1_000.0;
     let direct = &contestants[0];
     println!("{rate} calls a second on {CONNECTIONS} connections, and 10 streams of 50 events, ms:\n");
-    println!("| | p50 | p99 | added p50 | added p99 | event p50 | event p99 | added p99 of an event |");
-    println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    println!(
+        "| | p50 | p99 | added p50 | added p99 | event p50 | event p99 | added p99 of an event | not answered |"
+    );
+    println!("|---|--:|--:|--:|--:|--:|--:|--:|--:|");
     for one in contestants {
         let at = |histogram: &Histogram<u64>, quantile: f64| ms(histogram.value_at_quantile(quantile));
         let added = |of: fn(&Contestant) -> &Histogram<u64>, quantile| {
             at(of(one), quantile) - at(of(direct), quantile)
         };
         println!(
-            "| {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            "| {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {} |",
             one.name,
             at(&one.latency, 0.5),
             at(&one.latency, 0.99),
@@ -249,6 +313,7 @@ fn print_latency(contestants: &[Contestant], rate: u32) {
             at(&one.event, 0.5),
             at(&one.event, 0.99),
             added(|one| &one.event, 0.99),
+            one.failed,
         );
     }
     println!();

@@ -6,8 +6,8 @@
 //! looked at: it must be a 200, with the header fields that its layer promises.
 
 mod client;
-mod contestant;
-mod direct;
+pub(crate) mod contestant;
+pub(crate) mod direct;
 mod goals;
 mod network;
 mod report;
@@ -32,6 +32,9 @@ pub(crate) struct Options {
     /// A smoke run: 3 short rounds. Its numbers mean little
     #[arg(long)]
     quick: bool,
+    /// Ends with an error where a goal was missed
+    #[arg(long)]
+    strict: bool,
     /// Also write the results and the facts of the machine to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -74,5 +77,5 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let json = report::to_json(&facts, &load_after, &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    Ok(())
+    crate::goals::strictly(options.strict, &goals)
 }

@@ -45,6 +45,9 @@ pub(crate) struct Options {
     /// How long an idle database is looked at, in seconds
     #[arg(long, default_value_t = 310)]
     idle_seconds: u64,
+    /// Also prints the statements that an idle database spent most time in (needs pg_stat_statements, which itself costs a little)
+    #[arg(long)]
+    statements: bool,
     /// One part only
     #[arg(long)]
     only: Option<Part>,
@@ -74,7 +77,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
                 Part::Drain => drain::run(options.rounds).await?,
                 Part::Tenants => vec![tenants::run(options.rounds).await?],
                 Part::Change => vec![change::run(options.rounds).await?],
-                Part::Idle => vec![idle::run(Duration::from_secs(options.idle_seconds)).await?],
+                Part::Idle => {
+                    vec![idle::run(Duration::from_secs(options.idle_seconds), options.statements).await?]
+                }
             })
         });
         match measured {
@@ -164,7 +169,10 @@ async fn pool(url: &str) -> Result<PgPool, BoxDynError> {
 
 /// A database with apalis's tables.
 async fn database() -> Result<(PostgresServer, PgPool), BoxDynError> {
-    let server = PostgresServer::start();
+    with_tables(PostgresServer::start()).await
+}
+
+async fn with_tables(server: PostgresServer) -> Result<(PostgresServer, PgPool), BoxDynError> {
     let pool = pool(&server.url("postgres")).await?;
     PostgresStorage::<()>::setup(&pool).await?;
     Ok((server, pool))

@@ -6,9 +6,11 @@
 //! measures the shared stores, on servers that it starts: `stores.rs`; `-- latency` fails where their latency is not what is asked for:
 //! `stores/latency.rs`. `-- http` measures what a layer costs an HTTP service:
 //! `http.rs`. `-- server` measures the server beside others: `server.rs`; `-- hostile` how honest clients of it fare among attackers:
-//! `hostile.rs`; `-- jobs` what limits cost background jobs: `jobs.rs`; `-- gateway` what the gateway of language models adds:
-//! `gateway.rs`; `-- count` the counting of tokens: `count.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
+//! `hostile.rs`; `-- soak` whether it stays as it is for hours: `soak.rs`; `-- jobs` what limits cost background jobs: `jobs.rs`; `-- gateway` what the gateway of language models adds:
+//! `gateway.rs`; `-- count` the counting of tokens: `count.rs`; `-- instructions` counts the instructions of a check and of a layer:
+//! `instructions.rs`; `-- backtest` how fast logs are replayed, beside `wc -l`: `backtest.rs`. Absolute numbers belong to the machine and its neighbours; ratios from one run are the result.
 
+mod backtest;
 mod contestant;
 mod count;
 mod gateway;
@@ -16,12 +18,14 @@ mod goals;
 mod harness;
 mod hostile;
 mod http;
+mod instructions;
 mod jobs;
 mod machine;
 mod memory;
 mod report;
 mod scene;
 mod server;
+mod soak;
 mod stores;
 mod workload;
 
@@ -66,8 +70,16 @@ enum Command {
     Hostile(hostile::Options),
     /// Jobs per second, drains and waiting jobs in apalis on PostgreSQL, which it starts
     Jobs(jobs::Options),
+    /// Memory and latency of `tollgate serve` on Redis for hours, under load, reloads and faults; fails where they grow
+    Soak(soak::Options),
     /// Megabytes of text a second that are counted in tokens, beside tiktoken-rs
     Count(count::Options),
+    /// Lines a second that `tollgate backtest` replays, beside `wc -l`
+    Backtest(backtest::Options),
+    /// Instructions of one check and of one call of a layer, counted by callgrind
+    Instructions(instructions::Options),
+    #[command(name = instructions::COMMAND, hide = true)]
+    RunOperation { operation: String, contestant: String },
     #[command(name = memory::COMMAND, hide = true)]
     GrowByKeys { contestant: String, keys: u32 },
 }
@@ -86,6 +98,9 @@ struct InProcess {
     /// Cells to run, by their words in any order: `1T/1M/uniform/allow/check`, `2T/deny`, `pair`, `memory/5M`
     #[arg(long, value_name = "WORD/WORD..", value_delimiter = ',')]
     cells: Vec<String>,
+    /// Ends with an error where a goal was missed
+    #[arg(long)]
+    strict: bool,
     /// Also write the results and the facts of the machine to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -102,7 +117,13 @@ fn main() -> ExitCode {
         Command::Gateway(options) => gateway::run(&options),
         Command::Hostile(options) => hostile::run(&options),
         Command::Jobs(options) => jobs::run(&options),
+        Command::Soak(options) => soak::run(&options),
         Command::Count(options) => return count::run(&options),
+        Command::Backtest(options) => backtest::run(&options),
+        Command::Instructions(options) => instructions::run(&options),
+        Command::RunOperation { operation, contestant } => {
+            instructions::run_operation(&operation, &contestant)
+        }
         Command::GrowByKeys { contestant, keys } => find(&contestant).map(|entrant| {
             println!("{}", memory::growth(entrant, KeySet { count: keys }));
         }),
@@ -162,7 +183,7 @@ fn in_process(options: &InProcess) -> Result<(), String> {
         let json = report::to_json(&facts, &machine::load_average(), &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| unwritable(path, &error))?;
     }
-    Ok(())
+    goals::strictly(options.strict, &goals)
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> String {

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-pub(crate) use self::process::{build_tollgate, free_address};
+pub(crate) use self::process::{build_tollgate, free_address, on, target};
 use self::rounds::{Cell, Plan};
 use crate::machine::{self, Core, Facts};
 
@@ -42,6 +42,9 @@ pub(crate) struct Options {
     /// This program in place of the one that is built from here
     #[arg(long, value_name = "FILE")]
     tollgate: Option<PathBuf>,
+    /// Ends with an error where a goal was missed
+    #[arg(long)]
+    strict: bool,
     /// Also write the results and the facts of the machine to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -118,5 +121,5 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let json = report::to_json(&facts, &load_after, &plan, &cells, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    Ok(())
+    crate::goals::strictly(options.strict, &goals)
 }

@@ -99,10 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let json = report::to_json(&facts, &machine::load_average(), &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    match goals::missed(&goals) {
-        Some(missed) if options.strict => Err(missed),
-        _ => Ok(()),
-    }
+    crate::goals::strictly(options.strict, &goals)
 }
 
 /// The runtime of a client: one thread, so that a client takes one core.

@@ -134,7 +134,7 @@ impl Random {
 
     /// A rank in `0..count` with probability proportional to 1/(rank + 1), by rejection from the curve min(1, 1/x) that lies
     /// over the steps. It needs no table, which for five million keys would take the cache from the contestants.
-    fn zipf_rank(&mut self, count: u32) -> u32 {
+    pub(crate) fn zipf_rank(&mut self, count: u32) -> u32 {
         let area = 1.0 + f64::from(count).ln();
         loop {
             let below = self.fraction() * area;
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn zipf_ranks_fall_off_as_one_over_n() {
+    pub(crate) fn zipf_ranks_fall_off_as_one_over_n() {
         const DRAWS: u32 = 1_000_000;
         let mut random = Random(7);
         let mut seen = [0u32; 1_000];

@@ -43,10 +43,10 @@ fn serve(stream: TcpStream) -> std::io::Result<()> {
         let Some(length) = length else { return Ok(()) };
         let mut body = vec![0; length];
         reader.read_exact(&mut body)?;
-        let asks_stream = b"\"stream\":true";
+        let wants_stream = b"\"stream\":true";
         let stream = reader.get_mut();
         let compact: Vec<u8> = body.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
-        match compact.windows(asks_stream.len()).any(|window| window == asks_stream) {
+        match compact.windows(wants_stream.len()).any(|window| window == wants_stream) {
             true => events(stream)?,
             false => {
                 let answer = r#"{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"gpt-4o","choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"Hello there"}}],"usage":{"prompt_tokens":230,"completion_tokens":2,"total_tokens":232}}"#;

@@ -32,7 +32,7 @@ pub(crate) const TOLLGATE_THREE: &str = "tollgate-3";
 pub(crate) const GOVERNOR: &str = "tower_governor";
 pub(crate) const GOVERNOR_SILENT: &str = "tower_governor-no-headers";
 
-/// Who pays. Known to all beforehand, as a field that is asked for by its text would be read again for each request.
+/// The header with the key. Parsed once for all, because a name that is given as text would be parsed for each request.
 pub(crate) static KEY: HeaderName = HeaderName::from_static("x-key");
 
 /// How many keys there are.
@@ -105,7 +105,7 @@ pub(crate) fn all() -> Result<Vec<Contestant>, String> {
     let mut builder = GovernorConfigBuilder::default().key_extractor(ByKey);
     builder.per_nanosecond(1).burst_size(BURST);
     let unbuilt = || "building `tower_governor`: its settings were refused".to_string();
-    let told = builder.use_headers().finish().ok_or_else(unbuilt)?;
+    let reported = builder.use_headers().finish().ok_or_else(unbuilt)?;
     let silent = builder.finish().ok_or_else(unbuilt)?;
     let both = Format::default();
     let old = Format { draft: false, ..both };
@@ -126,7 +126,7 @@ pub(crate) fn all() -> Result<Vec<Contestant>, String> {
             name: GOVERNOR,
             about: "one limit by x-key, two fields",
             fields: 2,
-            layer: Chosen::Governor(GovernorLayer::new(told)),
+            layer: Chosen::Governor(GovernorLayer::new(reported)),
         },
         Contestant {
             name: GOVERNOR_SILENT,

@@ -26,7 +26,7 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    fn new() -> Result<Keys, String> {
+    pub(crate) fn new() -> Result<Keys, String> {
         let values =
             (0..KEYS).map(|number| HeaderValue::try_from(key(number)).map_err(|error| error.to_string()));
         Ok(Keys { values: values.collect::<Result<_, _>>()?, peer: (Ipv4Addr::LOCALHOST, 50_000).into() })

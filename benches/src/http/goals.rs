@@ -22,7 +22,7 @@ pub(crate) fn judge(results: &Results) -> Vec<Goal> {
         ),
     };
     vec![
-        cost("CPU added to a request, of tower_governor's", &results.network),
+        cost("CPU added to a request by five fields, of tower_governor's two", &results.network),
         cost("the same without a network", &results.direct),
         Goal {
             what: "requests/s of no layer, 1,000 keys".into(),
@@ -69,9 +69,9 @@ mod tests {
         ];
         let direct = vec![cell(NONE, &[], &[100.0]), cell(TOLLGATE, &[], &[500.0])];
         let goals = judge(&Results { network, direct });
-        let told: Vec<_> = goals.iter().map(|goal| (goal.grade(), goal.measured)).collect();
+        let reported: Vec<_> = goals.iter().map(|goal| (goal.grade(), goal.measured)).collect();
         assert_eq!(
-            told,
+            reported,
             [(Grade::Missed, Some(1.2)), (Grade::NotMeasured, None), (Grade::Reached, Some(0.96))]
         );
     }

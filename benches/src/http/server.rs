@@ -13,7 +13,7 @@ use crate::machine::{Core, pin_to, thread_cpu_time};
 pub(crate) struct Server {
     pub(crate) addresses: Vec<SocketAddr>,
     /// Asks the thread what it has used. A thread is asked because only it knows to the nanosecond.
-    questions: mpsc::UnboundedSender<oneshot::Sender<Duration>>,
+    requests: mpsc::UnboundedSender<oneshot::Sender<Duration>>,
 }
 
 impl Server {
@@ -27,25 +27,25 @@ impl Server {
         let listeners: Vec<_> = routers.iter().map(|_| listen()).collect::<Result<_, _>>().map_err(failed)?;
         let (addresses, listeners): (Vec<SocketAddr>, Vec<TcpListener>) = listeners.into_iter().unzip();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let (questions, mut asked) = mpsc::unbounded_channel::<oneshot::Sender<Duration>>();
+        let (requests, mut asked) = mpsc::unbounded_channel::<oneshot::Sender<Duration>>();
         std::thread::spawn(move || {
             core.into_iter().for_each(pin_to);
             runtime.block_on(async move {
                 for (listener, router) in listeners.into_iter().zip(routers) {
                     tokio::spawn(serve(listener, router));
                 }
-                while let Some(question) = asked.recv().await {
-                    question.send(thread_cpu_time()).ok();
+                while let Some(request) = asked.recv().await {
+                    request.send(thread_cpu_time()).ok();
                 }
             });
         });
-        Ok(Server { addresses, questions })
+        Ok(Server { addresses, requests })
     }
 
     /// What the server's thread has used so far.
     pub(crate) fn used(&self) -> Result<Duration, String> {
-        let (question, answer) = oneshot::channel();
-        self.questions.send(question).ok();
+        let (request, answer) = oneshot::channel();
+        self.requests.send(request).ok();
         answer.blocking_recv().map_err(|_| "the server has stopped".to_string())
     }
 }

@@ -6,7 +6,7 @@ use apalis::prelude::BoxDynError;
 use tollgate_jobs::{JobPolicy, Jobs};
 use tollgate_testkit::postgres::PostgresServer;
 
-use super::{POLL, Runs, database, gate, push, start};
+use super::{POLL, Runs, gate, push, start, with_tables};
 use crate::goals::{Goal, Wanted};
 use crate::stores::cpu::Server;
 
@@ -15,8 +15,23 @@ const WAITING: usize = 20_000;
 /// How long the same workers are looked at while nothing waits.
 const BEFORE: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(span: Duration) -> Result<Goal, BoxDynError> {
-    let (server, pool) = database().await?;
+/// The statements that took longest. Those of functions are counted in the statement that calls the function, too.
+const STATEMENTS: &str =
+    "select total_exec_time::bigint, calls, rows, left(regexp_replace(query, '\\s+', ' ', 'g'), 150)
+    from pg_stat_statements order by total_exec_time desc limit 30";
+
+pub(super) async fn run(span: Duration, statements: bool) -> Result<Goal, BoxDynError> {
+    let server = match statements {
+        true => PostgresServer::builder()
+            .setting("shared_preload_libraries", "pg_stat_statements")
+            .setting("pg_stat_statements.track", "all")
+            .start(),
+        false => PostgresServer::start(),
+    };
+    let (server, pool) = with_tables(server).await?;
+    if statements {
+        server.psql("create extension pg_stat_statements");
+    }
     // The longest sleep is the default one. Each job wakes once in it, so that a look has to be as long.
     let policy = JobPolicy::new().with_rate_limit(1, Duration::from_secs(3_600));
     let gate = gate(&server, &pool, Jobs::new().job("nothing", policy)).await?;
@@ -36,7 +51,13 @@ pub(super) async fn run(span: Duration) -> Result<Goal, BoxDynError> {
     }
     println!("{WAITING} jobs put off in {:.1} s", begun.elapsed().as_secs_f64());
     tokio::time::sleep(Duration::from_secs(2)).await;
+    if statements {
+        server.psql("select pg_stat_statements_reset()");
+    }
     let share = share(&server, span).await;
+    if statements {
+        println!("ms, calls, rows, statement:\n{}", server.psql(STATEMENTS));
+    }
     println!(
         "{WAITING} waiting jobs, two workers that poll every {} ms: {:.1} % of a core; {:.1} % while nothing waited\n",
         POLL.as_millis(),

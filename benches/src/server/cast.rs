@@ -72,8 +72,8 @@ impl Tollgate {
         command.args(["serve", "--config", policy]);
         command.args(["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
         let mut process = Process::start(core, command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
-        let said = process.take_stderr();
-        let [http, resp, grpc] = process.addresses(said, ["API    http://", "redis://", "grpc://"])?;
+        let text = process.take_stderr();
+        let [http, resp, grpc] = process.addresses(text, ["API    http://", "redis://", "grpc://"])?;
         Ok(Tollgate { process, http, resp, grpc })
     }
 }
@@ -99,18 +99,18 @@ fn constant(core: Option<Core>, face: Face, answer: &[u8]) -> Result<(Process, S
     let mut command = Command::new(program);
     command.args([constant::COMMAND, face.word(), &to_hex(answer)]);
     let mut process = Process::start(core, command.stdout(Stdio::piped()))?;
-    let said = process.take_stdout();
-    let [address] = process.addresses(said, ["listening on "])?;
+    let text = process.take_stdout();
+    let [address] = process.addresses(text, ["listening on "])?;
     Ok((process, address))
 }
 
-/// What somebody says to the first question.
+/// The response of a server to the first request.
 fn first_answer(address: SocketAddr, speech: impl Fn() -> Box<dyn Speech>) -> Result<Vec<u8>, String> {
     let heard = Client::connect(address, 1, speech)?.run_through(1)?;
     if heard.astray > 0 {
         return Err(format!("{address} did not answer as it should"));
     }
-    heard.first.ok_or_else(|| format!("{address} said nothing"))
+    heard.first.ok_or_else(|| format!("{address} sent nothing"))
 }
 
 /// Redis' protocol.
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_is_met_once() {
+    fn every_key_comes_once() {
         for count in [1_000, 10_000] {
             assert_eq!(keys(count).into_iter().collect::<HashSet<_>>().len(), count);
         }

@@ -1,7 +1,7 @@
 //! Servers that decide nothing: axum and tonic with one answer for everybody, which is the least that a server on them can cost.
 //!
 //! Each is this program, started again, so it is built as ours is. The answer is given on the command line, in hexadecimal
-//! digits: it is what ours said to the first question, so that both write as much. On one core they have the runtime of one
+//! digits: it is our response to the first request, so that both write as much. On one core they have the runtime of one
 //! thread that ours has there.
 
 use std::net::Ipv4Addr;

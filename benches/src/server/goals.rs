@@ -36,6 +36,13 @@ pub(crate) fn judge(cells: &[Cell]) -> Vec<Goal> {
         goals.extend([
             goal("RESP: requests/s of INCR", Wanted::AtLeast(1.5), rate, (THROTTLE, INCR), &of_incr),
             goal("RESP: CPU of INCR's", Wanted::AtMost(0.6), cpu, (THROTTLE, INCR), &of_incr),
+            goal(
+                "RESP: CPU of a denied CL.THROTTLE, of an allowed one",
+                Wanted::AtMost(1.3),
+                cpu,
+                (DENIED, THROTTLE),
+                &[],
+            ),
             goal("RESP: CPU of throttlecrab's", Wanted::AtMost(0.125), cpu, (THROTTLE, CRAB_RESP), &of_crab),
         ]);
     }
@@ -108,13 +115,15 @@ mod tests {
         let cells = [
             cell(INCR, &[(100.0, 1.0)]),
             cell(THROTTLE, &[(140.0, 0.5)]),
+            cell(DENIED, &[(120.0, 0.7)]),
             cell(GRPC, &[(10.0, 11.0)]),
             cell(GRPC_CONSTANT, &[(10.0, 10.0)]),
         ];
         let goals = judge(&cells);
-        let told: Vec<_> = goals.iter().map(|goal| (goal.grade(), goal.measured)).collect();
+        let reported: Vec<_> = goals.iter().map(|goal| (goal.grade(), goal.measured)).collect();
         use Grade::{Missed, NotMeasured, Reached};
         let none = (NotMeasured, None);
-        assert_eq!(told, [(Missed, Some(1.4)), (Reached, Some(0.5)), none, (Reached, Some(1.1)), none]);
+        let (denied, envoy) = ((Missed, Some(1.4)), (Reached, Some(1.1)));
+        assert_eq!(reported, [(Missed, Some(1.4)), (Reached, Some(0.5)), denied, none, envoy, none]);
     }
 }

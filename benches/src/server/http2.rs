@@ -170,10 +170,10 @@ mod tests {
         frame(&mut bytes, RESET, 0, 5, &[0; 4]);
         let whole = bytes.len();
         bytes.extend_from_slice(&[0, 0, 9]);
-        let (mut heard, mut said) = (Heard::default(), Vec::new());
-        assert_eq!(speech.hear(&bytes, &mut heard, &mut said), whole);
+        let (mut heard, mut text) = (Heard::default(), Vec::new());
+        assert_eq!(speech.hear(&bytes, &mut heard, &mut text), whole);
         assert_eq!((heard.answers, heard.astray, heard.first), (3, 2, Some(vec![8, 1, 9])));
-        assert_eq!(said, [0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0]);
+        assert_eq!(text, [0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0]);
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Process {
         self.child.id()
     }
 
-    /// The lines that a server says until it has told where all its faces are, each after one of these words. What it says
+    /// The lines of a server until it has announced all its addresses, each after one of these words. What it says
     /// later is read as well, so that it never waits for a reader.
     pub(crate) fn addresses<const N: usize>(
         &self,
@@ -43,7 +43,7 @@ impl Process {
         let mut lines = BufReader::new(output).lines();
         while found.iter().any(Option::is_none) {
             let Some(Ok(line)) = lines.next() else {
-                return Err(format!("{} ended before it had said where it listens", self.name));
+                return Err(format!("{} ended before it announced its address", self.name));
             };
             for (face, found) in faces.iter().zip(&mut found) {
                 *found = found.or_else(|| address_after(&line, face));
@@ -117,7 +117,7 @@ pub(crate) fn used(process: u32) -> Duration {
 }
 
 /// Where cargo builds, from where this program is: `target/release/tollgate-benches`.
-fn target() -> Result<PathBuf, String> {
+pub(crate) fn target() -> Result<PathBuf, String> {
     let program = std::env::current_exe().map_err(|error| format!("looking for this program: {error}"))?;
     program.ancestors().nth(2).map(Path::to_path_buf).ok_or_else(|| "this program is nowhere".into())
 }
@@ -165,12 +165,12 @@ mod tests {
 
     #[test]
     fn addresses_are_read_from_what_a_server_says() {
-        let said =
+        let text =
             "tollgate serves x\n  API    http://127.0.0.1:8080/v1/check\n  RESP   redis://127.0.0.1:6380\n";
         let process = Process::start(None, &mut Command::new("true")).unwrap();
-        let faces = process.addresses(said.as_bytes(), ["API    http://", "redis://"]).unwrap();
+        let faces = process.addresses(text.as_bytes(), ["API    http://", "redis://"]).unwrap();
         assert_eq!(faces.map(|face| face.port()), [8080, 6380]);
-        assert!(process.addresses(said.as_bytes(), ["grpc://"]).is_err());
+        assert!(process.addresses(text.as_bytes(), ["grpc://"]).is_err());
     }
 
     #[test]

@@ -74,6 +74,22 @@ impl Caller for Reserves {
     }
 }
 
+/// A charge that is to be held and does not fit.
+#[derive(Clone)]
+pub(crate) struct Refusals {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) limit: Arc<StoredLimit>,
+}
+
+impl Caller for Refusals {
+    async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
+        let item = StoredCharge { limit: &self.limit, key: draw.one(), cost: Cost::ONE, shadow: false };
+        let hold = Hold { id: ChargeId::random(), ttl: HELD };
+        let charged = self.store.charge(&[item], Some(hold)).await;
+        charged.map(|charged| Answer::one(!charged.allowed)).map_err(|error| error.to_string())
+    }
+}
+
 /// Charges every key once, many in a call.
 pub(crate) async fn fill(
     store: &dyn Store,

@@ -1,6 +1,6 @@
 //! Whether the shared stores reach the latency that is asked of them. The run fails where they do not.
 //!
-//! `cargo run --release -p tollgate-benches -- latency`. A registry on a real Redis, and then one on a real PostgreSQL, decides at a steady pace of
+//! `cargo run --release -p tollgate-benches -- latency`. A gate on a real Redis, and then one on a real PostgreSQL, decides at a steady pace of
 //! 60,000 a minute over a thousand keys, each decision timed from when it was due. Asked for are p95 below 5 ms, p99 below 10 ms, 50,000
 //! decisions a minute, and none that failed or fell back. The machine must be otherwise idle: what its other work adds counts.
 
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     only: Option<Which>,
 }
 
-/// Decides through a registry, as a service does.
+/// Decides through a gate, as a service does.
 #[derive(Clone)]
 struct Decides(Arc<Tollgate>);
 
@@ -44,7 +44,7 @@ impl Caller for Decides {
     async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
         let decision = self.0.check("api", draw.one()).await.map_err(|error| error.to_string())?;
         if decision.is_degraded() {
-            return Err("the store did not answer in time, and the registry fell back".into());
+            return Err("the store did not answer in time, and the gate fell back".into());
         }
         Ok(Answer::one(decision.is_allowed()))
     }

@@ -195,12 +195,12 @@ pub(crate) async fn steady_load<C: Caller>(
     Paced { tally, latencies, late: pacer.join().unwrap_or_else(|_| no_latencies()) }
 }
 
-/// When calls are due, told by a thread that sleeps in between: timers of the runtime are too coarse.
+/// The times of calls, sent by a thread that sleeps in between: timers of the runtime are too coarse.
 fn arrivals(
     per_second: u32,
     duration: Duration,
 ) -> (mpsc::UnboundedReceiver<Instant>, JoinHandle<Latencies>) {
-    let (tell, told) = mpsc::unbounded_channel();
+    let (sender, receiver) = mpsc::unbounded_channel();
     let gap = Duration::from_secs(1) / per_second;
     let pacer = std::thread::spawn(move || {
         let mut late = no_latencies();
@@ -209,14 +209,14 @@ fn arrivals(
         while due < end {
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
             late.saturating_record(in_us(due.elapsed()));
-            if tell.send(due).is_err() {
+            if sender.send(due).is_err() {
                 break;
             }
             due += gap;
         }
         late
     });
-    (told, pacer)
+    (receiver, pacer)
 }
 
 fn in_us(duration: Duration) -> u64 {

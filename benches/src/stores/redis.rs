@@ -4,6 +4,8 @@
 //! clock starts and stay charged, so that a check finds a state and writes the next; nothing is denied but the hot key.
 
 mod bytes;
+pub(crate) mod ceilings;
+pub(crate) mod cell;
 mod denied;
 mod raw;
 pub(crate) mod users;
@@ -17,7 +19,7 @@ use tollgate::store::LimitError;
 use tollgate_store::{Cost, Limit, Micros, RedisOptions, RedisStore, Store, StoredLimit};
 use tollgate_testkit::redis::RedisServer;
 
-pub(crate) use self::bytes::Bytes;
+pub(crate) use self::bytes::{Bytes, LEASE, LEASES_MANY, MANY_ENTRIES, RESERVED};
 use self::denied::{Cache, Denied};
 use self::raw::{Incr, Textbook};
 use super::callers::{Charges, MANY, ManyCharges, Reserves, fill};
@@ -79,7 +81,14 @@ pub(crate) struct Steady {
 
 /// Starts a server and measures all cells, from a thread that is tied to a core of its own where there are two.
 pub(crate) fn measure(plan: &Plan, cores: &[Core]) -> Result<Found, String> {
-    let server = RedisServer::start();
+    let module = cell::module();
+    let server = match &module {
+        Ok(module) => RedisServer::builder().arguments(["--loadmodule", module]).start(),
+        Err(why) => {
+            println!("redis-cell takes no part: {why}\n");
+            RedisServer::start()
+        }
+    };
     if let ([_, its_core, ..], Some(pid)) = (cores, server.pid()) {
         pin_process_to(pid, *its_core);
     }
@@ -87,12 +96,12 @@ pub(crate) fn measure(plan: &Plan, cores: &[Core]) -> Result<Found, String> {
         if let [our_core, _, ..] = cores {
             pin_to(*our_core);
         }
-        super::block_on(measure_here(plan, &server))
+        super::block_on(measure_here(plan, &server, module.is_ok()))
     };
     std::thread::scope(|scope| scope.spawn(work).join()).map_err(|_| "the bench of Redis panicked")?
 }
 
-async fn measure_here(plan: &Plan, server: &RedisServer) -> Result<Found, String> {
+async fn measure_here(plan: &Plan, server: &RedisServer, has_cell: bool) -> Result<Found, String> {
     let mut options = RedisOptions::new(server.url());
     options.timeout = TIMEOUT;
     let store: Arc<dyn Store> = Arc::new(RedisStore::new(options).map_err(|error| error.to_string())?);
@@ -110,6 +119,15 @@ async fn measure_here(plan: &Plan, server: &RedisServer) -> Result<Found, String
         let user = users::User::load(connection.clone(), script).await?;
         contestants.push(contestant(script.name, script.about, &plain_keys, user));
     }
+    for ceiling in &ceilings::ALL {
+        let commands = ceilings::Commands::load(connection.clone(), ceiling, &plain_keys).await?;
+        let make = move || commands.clone();
+        contestants.push(Contestant::new(ceiling.name, ceiling.about, ceilings::CALLERS, &plain_keys, make));
+    }
+    if has_cell {
+        let throttle = cell::Throttle(connection.clone());
+        contestants.push(contestant(cell::NAME, cell::ABOUT, &keys("cell:", plan.keys), throttle));
+    }
     contestants.extend(ours(&store, &plain_keys).await?);
 
     let mut gates = Vec::new();
@@ -122,7 +140,7 @@ async fn measure_here(plan: &Plan, server: &RedisServer) -> Result<Found, String
         let gate = Denied::new(store.clone(), cache)?;
         gate.empty().await?;
         gates.push((name, gate.clone()));
-        let about = "one hot key through the registry";
+        let about = "one hot key through the gate";
         contestants.push(Contestant::new(name, about, callers, &plain_keys, move || gate.clone()));
     }
 

@@ -37,7 +37,7 @@ pub(crate) fn print_redis(found: &redis::Found) {
 /// What PostgreSQL did.
 pub(crate) fn print_postgres(found: &postgres::Found) {
     println!("PostgreSQL {}, 8 connections, synchronous_commit off but for what is held\n", found.version);
-    print_cells(&found.cells, &[postgres::UPSERT, postgres::SELECT]);
+    print_cells(&found.cells, &[postgres::UPSERT, postgres::DURABLE_UPSERT]);
 }
 
 /// A row for each cell, with its ratios to the others named.

@@ -47,16 +47,35 @@ impl Pgbench {
     /// A contestant that runs a script for a second, the least that pgbench knows.
     pub(super) fn contestant(&self, name: &'static str, about: &str, url: &str, script: &str) -> Contestant {
         let (pgbench, url, script) = (self.clone(), url.to_owned(), script.to_owned());
-        Contestant::program(name, about, move || pgbench.run(&url, &script))
+        Contestant::program(name, about, move || pgbench.run(&url, &script, CONNECTIONS, "off"))
     }
 
-    fn run(&self, url: &str, script: &str) -> Result<(u64, Duration), String> {
+    /// The same, each on disk before it is answered, on so many connections.
+    pub(super) fn durable_contestant(
+        &self,
+        name: &'static str,
+        about: &str,
+        url: &str,
+        script: &str,
+        clients: usize,
+    ) -> Contestant {
+        let (pgbench, url, script) = (self.clone(), url.to_owned(), script.to_owned());
+        Contestant::program(name, about, move || pgbench.run(&url, &script, clients, "on"))
+    }
+
+    fn run(
+        &self,
+        url: &str,
+        script: &str,
+        clients: usize,
+        synchronous_commit: &str,
+    ) -> Result<(u64, Duration), String> {
         let failed = |error: std::io::Error| format!("running {}: {error}", self.program.display());
-        let clients = CONNECTIONS.to_string();
+        let clients = clients.to_string();
         let mut child = Command::new(&self.program)
             .args(["--no-vacuum", "--protocol=prepared", "--time=1", "--client", &clients, "--file=-"])
             .arg(url)
-            .env("PGOPTIONS", "-c synchronous_commit=off")
+            .env("PGOPTIONS", format!("-c synchronous_commit={synchronous_commit}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -66,17 +85,17 @@ impl Pgbench {
             stdin.write_all(script.as_bytes()).map_err(failed)?;
         }
         let output = child.wait_with_output().map_err(failed)?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        match parse(&said) {
+        let text = String::from_utf8_lossy(&output.stdout);
+        match parse(&text) {
             Some(found) if output.status.success() => Ok(found),
-            _ => Err(format!("pgbench: {}{said}", String::from_utf8_lossy(&output.stderr))),
+            _ => Err(format!("pgbench: {}{text}", String::from_utf8_lossy(&output.stderr))),
         }
     }
 }
 
 /// How many transactions, in how long.
-fn parse(said: &str) -> Option<(u64, Duration)> {
-    let value = |name: &str| said.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next();
+fn parse(text: &str) -> Option<(u64, Duration)> {
+    let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next();
     let transactions: u64 = value("number of transactions actually processed: ")?.parse().ok()?;
     let per_second: f64 = value("tps = ")?.parse().ok()?;
     (per_second > 0.0).then(|| (transactions, Duration::from_secs_f64(transactions as f64 / per_second)))
@@ -88,9 +107,9 @@ mod tests {
 
     #[test]
     fn what_pgbench_says_is_read() {
-        let said = "transaction type: -\nnumber of transactions actually processed: 500\nlatency average = 1 ms\n\
+        let text = "transaction type: -\nnumber of transactions actually processed: 500\nlatency average = 1 ms\n\
                     tps = 1000.0 (without initial connection time)\n";
-        assert_eq!(parse(said), Some((500, Duration::from_millis(500))));
+        assert_eq!(parse(text), Some((500, Duration::from_millis(500))));
         assert_eq!(parse("pgbench: error"), None);
     }
 }

@@ -12,6 +12,14 @@ use crate::stores::callers::fill;
 use crate::stores::load::{Keys, keys};
 use crate::stores::rounds::Plan;
 
+/// A row of which the hold is what a reservation takes.
+pub(crate) const RESERVED: &str = "token bucket, reserved";
+pub(crate) const LEASE: &str = "concurrency, 1 lease";
+pub(crate) const LEASES_MANY: &str = "concurrency, 100 leases";
+
+/// How many entries those keys have that have many.
+pub(crate) const MANY_ENTRIES: u32 = 100;
+
 /// How many times fewer keys are filled with a hundred entries each.
 const FEWER: u32 = 10;
 
@@ -52,13 +60,13 @@ pub(super) async fn measure(
     let mut found = Vec::new();
     for (what, limit, keys, entries, charging) in [
         ("token bucket, leaky bucket", bucket("bytes")?, &many, 1, Charging::Plain),
-        ("token bucket, reserved", bucket("bytes")?, &many, 1, Charging::Held),
+        (RESERVED, bucket("bytes")?, &many, 1, Charging::Held),
         ("fixed window", fixed, &many, 1, Charging::Plain),
         ("sliding counter", counter, &many, 1, Charging::Plain),
         ("sliding window, 1 entry", log.clone(), &many, 1, Charging::Plain),
-        ("sliding window, 100 entries", log, &few, 100, Charging::Plain),
-        ("concurrency, 1 lease", leases.clone(), &many, 1, Charging::Held),
-        ("concurrency, 100 leases", leases, &few, 100, Charging::Held),
+        ("sliding window, 100 entries", log, &few, MANY_ENTRIES, Charging::Plain),
+        (LEASE, leases.clone(), &many, 1, Charging::Held),
+        (LEASES_MANY, leases, &few, MANY_ENTRIES, Charging::Held),
     ] {
         server.command(&["FLUSHALL"])?;
         let before = in_use(server)?;

@@ -1,4 +1,4 @@
-//! One hot key that is denied, through the registry: with and without its denial cache.
+//! One hot key that is denied, through a gate: with and without its denial cache.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,17 +11,17 @@ use tollgate_store::{
 
 use crate::stores::load::{Answer, Caller, Draw};
 
-/// How long a denial is believed: the registry's own default.
+/// How long a denial is believed: the gate's own default.
 const BELIEVED: Duration = Duration::from_millis(100);
 
-/// Whether the registry believes denials.
+/// Whether the gate keeps denials in its denial cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cache {
     On,
     Off,
 }
 
-/// A registry whose only limit lets one through in an hour, and how often it asks its store.
+/// A gate whose only limit lets one through in an hour, and how often it asks its store.
 #[derive(Clone)]
 pub(super) struct Denied {
     gate: Arc<Tollgate>,
@@ -55,7 +55,7 @@ impl Caller for Denied {
         let decision = self.gate.check("hot", KEY).await.map_err(|error| error.to_string())?;
         // A fallback would deny or allow at no cost, and is not what is measured.
         if decision.is_degraded() {
-            return Err("the store did not answer, and the registry fell back".into());
+            return Err("the store did not answer, and the gate fell back".into());
         }
         Ok(Answer::one(!decision.is_allowed()))
     }

@@ -1,5 +1,5 @@
 //! What users of Redis write themselves for strategies other than the bucket: one call of a text-book script for each check. Beside
-//! each stands whether it may admit more than its limit.
+//! each stands whether it may admit more than its limit: tests/redis/textbook.rs of the store asks them all.
 
 use redis::aio::MultiplexedConnection;
 use tollgate_store::ChargeId;
@@ -39,7 +39,7 @@ pub(super) const ALL: [UserScript; 5] = [
     },
     UserScript {
         name: COUNTER,
-        about: "weighs with fractions, which round: may admit one more than it says",
+        about: "exact in a race; its fractions round, and refuse at the instant at which there is room",
         text: include_str!("textbook/counter.lua"),
         endings: &[":c"],
         arguments: &["1000000", "600"],
@@ -48,7 +48,7 @@ pub(super) const ALL: [UserScript; 5] = [
     },
     UserScript {
         name: LOG,
-        about: "exact while no two calls have one name",
+        about: "exact while no two calls have one name (in a race and at every instant that was tried)",
         text: include_str!("textbook/log.lua"),
         endings: &[":l"],
         arguments: &["100", "10"],
@@ -66,7 +66,7 @@ pub(super) const ALL: [UserScript; 5] = [
     },
     UserScript {
         name: THREE,
-        about: "bucket, window and counter; fractions round: may admit one more than it says",
+        about: "bucket, window and counter; exact in a race; fractions round where they are not whole microseconds",
         text: include_str!("textbook/three.lua"),
         endings: &[":3b", ":3w", ":3c"],
         arguments: &["1000000", "600", "4", "2400"],

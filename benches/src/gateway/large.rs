@@ -1,0 +1,64 @@
+//! What a prompt of a megabyte takes, and how other calls fare beside it.
+//!
+//! The prompt is a single run of one letter, which is the slowest to count. Each begins with another number, because the counts of
+//! messages are kept.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use super::{ask, calls, connect, gateway, outcome, request};
+
+const BYTES: usize = 1_000_000;
+
+/// The longest that such a prompt may take, and the p99 of others beside it, in milliseconds.
+const GOAL: f64 = 300.0;
+const GOAL_BESIDE: f64 = 5.0;
+
+/// Sends one prompt after the other, and other calls at a steady rate.
+pub(super) fn run(program: &Path, upstream: SocketAddr, rate: u32, time: Duration) {
+    let gateway = gateway(program, upstream, "rpm = 100000000\ntpm = 100000000000");
+    let mut took = Histogram::<u64>::new_with_bounds(1, 60_000_000, 3).expect("bounds");
+    let mut failed = 0;
+    let (beside, beside_failed) = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| calls(gateway.http(), rate, time));
+        let mut reader = connect(gateway.http());
+        let (began, mut number) = (Instant::now(), 0_u32);
+        while began.elapsed() < time {
+            number += 1;
+            let request = request(&body(number));
+            let sent = Instant::now();
+            match ask(&mut reader, &request) {
+                Ok(200) => {
+                    took.saturating_record(u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX))
+                }
+                _ => {
+                    failed += 1;
+                    reader = connect(gateway.http());
+                }
+            }
+        }
+        beside.join().expect("no panic")
+    });
+    let ms = |micros: u64| micros as f64 / 1_000.0;
+    let (median, longest) = (ms(took.value_at_quantile(0.5)), ms(took.max()));
+    let p99 = ms(beside.value_at_quantile(0.99));
+    println!(
+        "large: {} prompts of 1 MB, {failed} not answered: p50 {median:.1} ms, longest {longest:.1} ms, goal at most {GOAL} ms: {}",
+        took.len(),
+        outcome(failed == 0 && longest <= GOAL)
+    );
+    println!(
+        "beside them {rate} calls a second, {beside_failed} not answered: p99 {p99:.2} ms, goal at most {GOAL_BESIDE} ms: {}\n",
+        outcome(beside_failed == 0 && p99 <= GOAL_BESIDE)
+    );
+}
+
+fn body(number: u32) -> String {
+    let text = "a".repeat(BYTES);
+    format!(
+        r#"{{"model":"gpt-4o","messages":[{{"role":"user","content":"{number} {text}"}}],"max_tokens":100,"stream":false}}"#
+    )
+}

@@ -1,0 +1,94 @@
+//! redis-cell: a Redis module in Rust that decides in one command, `CL.THROTTLE`. The Redis that is measured has it loaded.
+//!
+//! crates.io has it as a library, so it is a dependency of a crate that is written and built here, beside what cargo builds.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use redis::aio::MultiplexedConnection;
+use serde_json::Value;
+
+use super::{BURST, PER_SECOND};
+use crate::server::target;
+use crate::stores::load::{Answer, Caller, Draw};
+
+/// The version that is measured, the newest on crates.io.
+pub(crate) const VERSION: &str = "0.2.2";
+
+pub(crate) const NAME: &str = "redis-cell";
+
+/// What stands beside its speed: what its documentation says, and how it is made.
+pub(super) const ABOUT: &str =
+    "one CL.THROTTLE a check; exact in a race, as one command; tells whole seconds";
+
+/// Builds the module, and finds it.
+pub(super) fn module() -> Result<String, String> {
+    let module = build(&target()?.join("peers/redis-cell"))?;
+    module.into_os_string().into_string().map_err(|_| "the path of redis-cell is not text".into())
+}
+
+fn build(folder: &Path) -> Result<PathBuf, String> {
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.join(name), text).map_err(|error| format!("writing {name}: {error}"))
+    };
+    std::fs::create_dir_all(folder.join("src")).map_err(|error| format!("making a folder: {error}"))?;
+    write("src/lib.rs", "")?;
+    write(
+        "Cargo.toml",
+        &format!(
+            "[package]\nname = \"peer\"\nversion = \"0.0.0\"\nedition = \"2021\"\n\n[workspace]\n\n\
+             [dependencies]\nredis-cell = \"={VERSION}\"\n"
+        ),
+    )?;
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.args(["build", "--release", "-p", "redis-cell", "--message-format", "json-render-diagnostics"]);
+    command.arg("--manifest-path").arg(folder.join("Cargo.toml"));
+    command.arg("--target-dir").arg(folder.join("target"));
+    let built = command.stderr(Stdio::null()).output();
+    let built = built.map_err(|error| format!("building redis-cell: {error}"))?;
+    if !built.status.success() {
+        return Err(format!("building redis-cell: {command:?} ended with {}", built.status));
+    }
+    module_of(&String::from_utf8_lossy(&built.stdout))
+        .ok_or_else(|| "building redis-cell: cargo named no shared library".into())
+}
+
+/// The shared library of redis-cell, from what cargo says of all that it builds, a line each.
+fn module_of(messages: &str) -> Option<PathBuf> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut files = messages
+        .filter(|message| {
+            message["target"]["name"] == "redis_cell" || message["target"]["name"] == "redis-cell"
+        })
+        .flat_map(|message| message["filenames"].as_array().cloned().unwrap_or_default());
+    files.find_map(|file| file.as_str().filter(|file| file.ends_with(".so")).map(PathBuf::from))
+}
+
+/// Asks the module, with the numbers of our own bucket.
+#[derive(Clone)]
+pub(super) struct Throttle(pub(super) MultiplexedConnection);
+
+impl Caller for Throttle {
+    async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
+        let mut cmd = redis::cmd("CL.THROTTLE");
+        // It admits one more than its burst says.
+        cmd.arg(draw.one()).arg(BURST - 1).arg(PER_SECOND).arg(1);
+        let answered: Result<Vec<i64>, _> = cmd.query_async(&mut self.0).await;
+        answered.map(|answer| Answer::one(answer.first() == Some(&0))).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_module_is_found_in_what_cargo_says() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"libc"},"filenames":["/t/liblibc.rlib"]}
+not json
+{"reason":"compiler-artifact","target":{"name":"redis_cell"},"filenames":["/t/libredis_cell-1.so"]}"#;
+        assert_eq!(module_of(messages), Some("/t/libredis_cell-1.so".into()));
+        assert_eq!(module_of(&messages[..80]), None);
+    }
+}
