@@ -5,6 +5,7 @@ WORKDIR /source
 COPY Cargo.toml Cargo.lock README.md ./
 COPY crates crates
 COPY benches benches
+COPY fuzz fuzz
 COPY examples examples
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/source/target \
     cargo build --release --locked -p tollgate-server && cp target/release/tollgate /usr/local/bin/tollgate

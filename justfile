@@ -16,13 +16,31 @@ tree revision="HEAD":
 bench:
     cargo run --release -p tollgate-benches -- in-process
 
+# The scenarios of jobs with the counts and times of docs/testing.md, for a machine that does nothing else.
+job-scenarios:
+    TOLLGATE_JOBS_FULL=1 cargo test --release -p tollgate-jobs --all-features --test scenarios -- s0 s1 s2 --test-threads 1 --nocapture
+
 # Kills job workers and their database at fifty random moments, and fails if a promise is broken.
 job-kills:
     TOLLGATE_KILLS=50 cargo test -p tollgate-jobs --test scenarios kills:: -- --nocapture
 
-# Line coverage of the kernel (100 % is asked for) and of the library (90 %).
+# Line coverage: kernel, keys and headers 100 %, library 90 %; fails below, and names the lines.
 coverage:
-    rustup component add llvm-tools
-    cargo install cargo-llvm-cov --locked
-    PROPTEST_CASES=200 cargo llvm-cov -p tollgate-kernel --lib --tests --fail-under-lines 100
-    PROPTEST_CASES=200 cargo llvm-cov -p tollgate -p tollgate-store --all-features --lib --tests --ignore-filename-regex 'tollgate-kernel' --fail-under-lines 90
+    ./coverage
+
+# Fuzzes what strangers send, guided by the branches that are taken; needs a C++ compiler.
+fuzz seconds="60":
+    ./fuzz/run {{seconds}}
+
+# Two hours of a server on Redis under load, reloads and faults; fails where memory or latency grows.
+soak hours="2":
+    cargo run --release -p tollgate-benches -- soak --hours {{hours}} --json soak.json --svg soak.svg
+
+# What may be depended on: deny.toml. `cargo deny check` reads it too, and adds advisories.
+deny:
+    cargo test -p tollgate --features config --test dependencies
+
+# Mutants of the kernel, one part of twelve: docs/testing.md.
+mutants part="0/12":
+    cargo install cargo-mutants --locked --version 27.1.0
+    PROPTEST_CASES=40 CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo mutants -p tollgate-kernel --sharding round-robin --shard {{part}} --timeout 30 -- --lib --tests

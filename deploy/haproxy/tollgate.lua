@@ -29,8 +29,8 @@ core.register_action("tollgate", { "http-req" }, function(txn)
   local answer = core.httpclient():get({ url = gate, headers = described, timeout = 500 })
   if not answer or not answer.status then return end
   local headers = answer.headers or {}
-  local standing, retry = headers["ratelimit"], headers["retry-after"]
-  if standing then txn:set_var("txn.tollgate_standing", standing[0]) end
+  local quota, retry = headers["ratelimit"], headers["retry-after"]
+  if quota then txn:set_var("txn.tollgate_quota", quota[0]) end
   if retry then txn:set_var("txn.tollgate_retry", retry[0]) end
   if answer.status >= 200 and answer.status < 300 then
     txn:set_var("txn.tollgate_allowed", true)
