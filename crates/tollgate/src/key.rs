@@ -78,6 +78,8 @@ impl<'a> Key<'a> {
     /// ```
     #[inline]
     pub fn parse(text: &'a str) -> Result<Key<'a>, KeyError> {
+        #[cfg(test)]
+        tests::count_parse();
         match Key::plain(text) {
             Some(canonical) => Ok(Key { canonical: canonical.into() }),
             None => parse_any(text),
@@ -355,11 +357,29 @@ fn decode(encoded: &str) -> Cow<'_, str> {
 }
 
 #[cfg(test)]
+pub(crate) use self::tests::parsed;
+
+#[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::error::MAX_SUGGESTION;
     use super::*;
+
+    thread_local! {
+        static PARSES: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn count_parse() {
+        PARSES.with(|parses| parses.set(parses.get() + 1));
+    }
+
+    /// How many keys this thread parsed since the last call. `src/tollgate/tests.rs` compares it with the keys of a call.
+    pub(crate) fn parsed() -> usize {
+        PARSES.with(|parses| parses.replace(0))
+    }
 
     #[test]
     fn a_client_is_its_address_or_its_network() {

@@ -421,3 +421,6 @@ impl fmt::Debug for Tollgate {
         f.debug_struct("Tollgate").field("policy", &self.policy()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! A call parses each of its keys once, in whatever way it is made and whatever the store.
+
+use std::time::Duration;
+
+use tollgate_store::{MemoryOptions, MemoryStore};
+
+use crate::key::parsed;
+use crate::{Charge, Limit, Tollgate};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+async fn gates() -> [(&'static str, Tollgate); 2] {
+    let builder = || {
+        Tollgate::builder()
+            .sweep_every(None)
+            .limit("bucket", Limit::token_bucket("1/h", 100).unwrap())
+            .limit("window", Limit::sliding_window(100, HOUR).unwrap())
+            .limit("counter", Limit::sliding_window_counter(100, HOUR).unwrap())
+            .limit("places", Limit::concurrency(100, HOUR).unwrap())
+    };
+    let store = MemoryStore::new(MemoryOptions { sweep_every: None, ..MemoryOptions::default() });
+    let remote = builder().store(store).connect().await.unwrap();
+    [("in this process", builder().build().unwrap()), ("in another store", remote)]
+}
+
+#[tokio::test]
+async fn a_call_parses_each_of_its_keys_once() {
+    for (place, gate) in gates().await {
+        // Keys with an escape take the long way; nobody has charged them before.
+        let mut calls: Vec<(&str, usize, usize)> = Vec::new();
+        let three = ["user:a%3Ab", "user:c%3Ad", "user:e%3Af"];
+        let [bucket, window, counter] = ["bucket", "window", "counter"];
+        let charges: Vec<_> = [bucket, window, counter]
+            .into_iter()
+            .zip(three)
+            .map(|(limit, key)| Charge::new(limit, key))
+            .collect();
+        let twice: Vec<_> = charges.iter().chain(&charges).cloned().collect();
+        let mut seen = |call, keys| calls.push((call, keys, parsed()));
+
+        parsed();
+        assert!(gate.check("bucket", "user:42").await.unwrap().is_allowed());
+        seen("check of a new key", 1);
+        assert!(gate.check("window", "user:o%3Ao").await.unwrap().is_allowed());
+        seen("check of a new key with an escape", 1);
+        assert!(gate.charge(&charges).await.unwrap().is_allowed());
+        seen("charge of three limits", 3);
+        assert!(gate.charge(&charges).await.unwrap().is_allowed());
+        seen("the same charge again", 3);
+        assert!(gate.charge(&twice).await.unwrap().is_allowed());
+        seen("charge of three pairs, each twice", 6);
+        for outcome in gate.charge_each(&charges).await.unwrap() {
+            assert!(outcome.unwrap().is_allowed());
+        }
+        seen("three charges, each by itself", 3);
+        assert!(gate.peek(&charges).await.unwrap().is_allowed());
+        seen("peek of three", 3);
+        assert!(gate.wait(&charges, HOUR).await.unwrap().is_allowed());
+        seen("wait for three", 3);
+        gate.refund(&charges).await.unwrap();
+        seen("refund of three", 3);
+        assert!(gate.status("bucket", "user:42").await.unwrap().is_allowed());
+        seen("status", 1);
+        let reservation = gate.reserve(&charges, HOUR).await.unwrap().unwrap();
+        seen("reservation of three", 3);
+        reservation.settle(2).await.unwrap();
+        seen("its settlement", 0);
+        let permit = gate.acquire("places", "user:42").await.unwrap().unwrap();
+        seen("permit", 1);
+        permit.release().await.unwrap();
+        seen("its release", 0);
+        gate.reset("bucket", "user:42").await.unwrap();
+        seen("reset", 1);
+
+        for (call, keys, parses) in calls {
+            assert!(parses <= keys, "{place}: {call} has {keys} keys and parsed {parses}");
+            // What has local counters already may go without; a key that nobody charged cannot.
+            if call.contains("new key") {
+                assert_eq!(parses, keys, "{place}: {call}");
+            }
+        }
+    }
+}
