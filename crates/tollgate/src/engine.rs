@@ -1,15 +1,15 @@
 //! The engine: charges all limits of a call, or none. Every handle and every API goes through [`Engine::charge`].
 //!
 //! A [`Request`] holds the charges, the [`Mode`], what the caller keeps of an admitted charge (its [`Take`]), an optional id and
-//! an optional time to wait. The engine finds the limits, parses each key once, charges the counters, applies the fallback when a
-//! remote store cannot answer, and reports the decision. With local counters all of that runs at once ([`Step::Done`]). A call
+//! an optional time to wait. The engine finds the limits, parses each key once (not again for a call that waits and tries several
+//! times), charges the counters, applies the fallback when a remote store cannot answer, and reports the decision. With local counters all of that runs at once ([`Step::Done`]). A call
 //! that needs a remote store, or that waits, is a boxed future ([`Step::Waits`]).
 //!
 //! The walk of a request:
 //!
 //! 1. `engine/request.rs`: the request and its answer, as data.
 //! 2. `engine/fast_path.rs`: charges keys that already have local counters.
-//! 3. `engine/resolve.rs`: all other requests: finds the limits and parses the keys.
+//! 3. `engine/resolve.rs`: all other requests: finds the limits and parses the keys that are not canonical yet.
 //! 4. `engine/local.rs` or `engine/remote_call.rs`: charges the counters. `engine/waiting.rs` repeats this for callers that wait.
 //! 5. `conclude` (below) makes the decision, `engine/report.rs` reports it, and `engine/held.rs` is what the caller keeps.
 //!

@@ -1,4 +1,7 @@
-//! Resolves the charges of a request: finds each limit and parses each key, once.
+//! Resolves the charges of a request: finds each limit and parses each key.
+//!
+//! A request is resolved once. Only a request that waits is resolved again, before each try, because the limits may have been
+//! reloaded; its keys are canonical by then and need no parse (`engine/waiting.rs`).
 
 use std::sync::Arc;
 
@@ -38,7 +41,7 @@ impl Engine {
         (entry.engine == self.id).then_some(entry)
     }
 
-    /// Finds the limits and parses the keys. An empty or malformed key is logged here and denied later.
+    /// Finds the limits and parses the keys, except those that are canonical. An empty or malformed key is logged here and denied later.
     pub(super) fn resolve<'a>(
         &self,
         limits: &Limits,

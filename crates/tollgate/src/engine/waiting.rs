@@ -2,9 +2,10 @@
 //!
 //! A waiter takes a ticket (`wait.rs`) and tries when its turn comes. After a denial it queues for the limits that denied it,
 //! sleeps for the time they return, and tries again. With a remote store it tries at least every 250 ms, because other processes
-//! may give something back. Each try looks the limits up again, so a waiter follows a reload. Nothing is charged until a try
-//! succeeds. If the waiter leaves while a charge is on its next_step to a remote store, the charge is cancelled there by its id. Every
-//! try has a new id, because a cancelled id stays cancelled.
+//! may give something back. Each try looks the limits up again, so a waiter follows a reload. The keys are parsed before the
+//! first try; every try has them in canonical form. Nothing is charged until a try succeeds. If the waiter leaves while a charge
+//! is on its way to a remote store, the charge is cancelled there by its id. Every try has a new id, because a cancelled id stays
+//! cancelled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use super::{Backend, Engine, conclude};
 use crate::charge::Charge;
 use crate::decision::Decision;
 use crate::error::Error;
+use crate::key::KeyRef;
 use crate::outcome::{Outcome, Source};
 use crate::policy::entry::{Resolved, ResolvedAll};
 use crate::remote::{Answered, DenialCache, Identity, NextStep};
@@ -32,7 +34,7 @@ use crate::wait::Pair;
 /// do not try in step.
 const LOOK_AGAIN_US: u64 = 250_000;
 
-/// What a waiter waits for.
+/// What a waiter waits for. The keys are canonical, so that a try need not parse them.
 struct Wanted<'a> {
     charges: &'a [Charge<'a>],
     take: Take,
@@ -54,9 +56,14 @@ impl Engine {
         let (take, id, holds_nothing) = (request.take, request.id, request.holds_nothing());
         let charges = request.charges.take();
         Step::Waits(Box::pin(async move {
-            let wanted = Wanted { charges: charges.as_slice(), take, id, holds_nothing };
+            let first = {
+                let _within = started.enter();
+                engine.find_all(charges.as_slice(), holds_nothing)?
+            };
+            let charges = canonical(charges.as_slice(), &first);
+            let wanted = Wanted { charges: &charges, take, id, holds_nothing };
             let span = started.span().clone();
-            let tried = engine.wait_for(&wanted, within).instrument(span).await?;
+            let tried = engine.wait_for(&wanted, &first, within).instrument(span).await?;
             Ok(engine.finish_wait(tried, take, &started))
         }))
     }
@@ -69,8 +76,13 @@ impl Engine {
         Answer { held, ..Answer::of(decision) }
     }
 
-    async fn wait_for<'a>(&self, wanted: &Wanted<'a>, within: Duration) -> Result<Tried<'a>, Error> {
-        let charges = self.find_all(wanted)?;
+    /// Tries until the charges fit or the time is over. `first` has the limits as they are before the first try.
+    async fn wait_for<'a>(
+        &self,
+        wanted: &Wanted<'a>,
+        first: &[Resolved<'_, '_>],
+        within: Duration,
+    ) -> Result<Tried<'a>, Error> {
         let deadline = self.clock.now().saturating_add(Micros::from(within));
         // A shadow limit never denies, so nothing queues for it. A charge that can never fit is denied at once.
         let waits = |charge: &&Resolved<'_, '_>| !charge.is_shadow() && charge.counted().is_some();
@@ -78,13 +90,13 @@ impl Engine {
             !charge.is_shadow()
                 && charge.key_limit().is_none_or(|key_limit| key_limit.is_hopeless_for(charge.cost))
         };
-        let pairs: SmallVec<[(usize, Pair); 4]> = charges
+        let pairs: SmallVec<[(usize, Pair); 4]> = first
             .iter()
             .enumerate()
             .filter(|(_, charge)| waits(charge))
             .filter_map(|(index, charge)| Some((index, (charge.entry.name, charge.canonical()?.into()))))
             .collect();
-        if pairs.is_empty() || charges.iter().any(is_hopeless) {
+        if pairs.is_empty() || first.iter().any(is_hopeless) {
             return self.try_once(wanted, DenialCache::Use).await;
         }
         let indexes: SmallVec<[usize; 4]> = pairs.iter().map(|(index, _)| *index).collect();
@@ -92,7 +104,10 @@ impl Engine {
         let (mut cache, mut last) = (DenialCache::Use, None);
         loop {
             let Some(nudges) = turn.or_alarm(None, self.clock.alarm(deadline)).await else {
-                return Ok(last.unwrap_or_else(|| too_late(charges)));
+                return match last {
+                    Some(last) => Ok(last),
+                    None => Ok(too_late(self.find_all(wanted.charges, wanted.holds_nothing)?)),
+                };
             };
             let tried = self.try_once(wanted, cache).await?;
             let now = self.clock.now();
@@ -107,9 +122,13 @@ impl Engine {
         }
     }
 
-    fn find_all<'a>(&self, wanted: &Wanted<'a>) -> Result<ResolvedAll<'static, 'a>, Error> {
+    fn find_all<'a>(
+        &self,
+        charges: &'a [Charge<'a>],
+        holds_nothing: Option<&'static str>,
+    ) -> Result<ResolvedAll<'static, 'a>, Error> {
         let limits = self.limits.read();
-        self.resolve(&limits, Charges::All(wanted.charges), wanted.holds_nothing)
+        self.resolve(&limits, Charges::All(charges), holds_nothing)
     }
 
     /// Charges the counters once, with the current limits.
@@ -118,7 +137,7 @@ impl Engine {
             Backend::Memory(_) => return self.try_local(wanted),
             Backend::Remote(remote) => remote,
         };
-        let charges = self.find_all(wanted)?;
+        let charges = self.find_all(wanted.charges, wanted.holds_nothing)?;
         let identity = self.identity(&charges, wanted.take, wanted.id, true);
         let answered = match charges.iter().any(Resolved::is_denied_outright) {
             true => Box::pin(remote.peek(&charges)).await?,
@@ -152,6 +171,16 @@ impl Engine {
             }
         }
     }
+}
+
+/// The same charges with the keys that were parsed. A malformed key was reported when it was parsed, and stays denied.
+fn canonical<'a>(charges: &'a [Charge<'_>], parsed: &'a [Resolved<'_, '_>]) -> SmallVec<[Charge<'a>; 4]> {
+    let canonical = |(charge, resolved): (&'a Charge<'_>, &'a Resolved<'_, '_>)| Charge {
+        limit: charge.limit,
+        key: resolved.key.as_ref().map_or_else(KeyRef::not_found, KeyRef::from),
+        cost: charge.cost,
+    };
+    charges.iter().zip(parsed).map(canonical).collect()
 }
 
 fn tried<'a>(charges: ResolvedAll<'static, 'a>, answered: Answered, identity: Option<Identity>) -> Tried<'a> {

@@ -107,8 +107,7 @@ impl fmt::Display for Part {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     NoText,
-    /// An API found no key and reported that itself. Only the HTTP layer does.
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "only the HTTP layer looks for keys"))]
+    /// There is no valid key, and that has been reported: by an API that found none, or by an earlier try of the same call.
     NotFound,
     LongText {
         bytes: usize,

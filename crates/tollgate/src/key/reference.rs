@@ -1,6 +1,7 @@
 //! A key as a caller passes it: text, a number, an address, or a [`Key`] that was parsed before.
 //!
-//! Building it never fails. The engine parses it once, and not at all if the key already has local counters.
+//! Building it never fails. A call of the engine parses it once: not at all if the key already has local counters, and not again
+//! if the call waits and tries several times.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -38,7 +39,6 @@ enum Given<'a> {
     Unsigned(u64),
     Signed(i64),
     Address(IpAddr),
-    #[cfg(feature = "http")]
     NotFound,
 }
 
@@ -67,8 +67,7 @@ impl fmt::Write for KeyText {
 }
 
 impl<'a> KeyRef<'a> {
-    /// No key, where a face found none and has reported that: it is denied as a malformed one is.
-    #[cfg(feature = "http")]
+    /// No valid key, and that has been reported: the charge is denied as one with a malformed key is.
     pub(crate) fn not_found() -> KeyRef<'a> {
         KeyRef(Given::NotFound)
     }
@@ -87,7 +86,6 @@ impl<'a> KeyRef<'a> {
             Given::Text(text) | Given::Canonical(text) => text,
             Given::Owned(text) | Given::CanonicalOwned(text) => text,
             Given::Unsigned(_) | Given::Signed(_) | Given::Address(_) => self.write(room),
-            #[cfg(feature = "http")]
             Given::NotFound => "",
         }
     }
@@ -132,7 +130,6 @@ impl<'a> KeyRef<'a> {
             Given::Owned(text) => Key::parse(&text).map(Key::into_owned),
             Given::Canonical(text) => Ok(Key { canonical: text.into() }),
             Given::CanonicalOwned(text) => Ok(Key { canonical: String::from(text).into() }),
-            #[cfg(feature = "http")]
             Given::NotFound => Err(super::Fault::NotFound.into()),
             Given::Unsigned(_) | Given::Signed(_) | Given::Address(_) => {
                 let mut room = KeyText::new();
