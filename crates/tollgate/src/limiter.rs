@@ -2,10 +2,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use smallvec::SmallVec;
-use tollgate_kernel as kernel;
 use tollgate_kernel::{Cost, Limit};
 use tollgate_store::{MemoryOptions, MemoryStore};
 
@@ -15,12 +13,12 @@ use crate::decision::{Decision, Denied};
 use crate::engine::{Charges, Engine, Mode, Request, Step, Take};
 use crate::error::Error;
 use crate::key::KeyRef;
-use crate::outcome::{Outcome, Source};
+use crate::outcome::Outcome;
 use crate::permit::Permit;
+#[cfg(feature = "http")]
 use crate::policy::entry::Path;
 use crate::policy::{Policy, Rule};
 use crate::reservation::Reservation;
-use crate::telemetry::{DecisionMeter, is_sampled};
 
 /// How long a reservation can be settled by default.
 const DEFAULT_TTL: Duration = Duration::from_secs(60);
@@ -113,37 +111,7 @@ impl Limiter {
     /// Charges each of many keys one unit, at one reading of the clock, and adds the answers to `outcomes`, in order. With
     /// millions of keys this is about twice as fast as [`check`](Self::check) on each: memory is waited for only once a batch.
     pub fn check_many<K: AsRef<str>>(&self, keys: &[K], outcomes: &mut Vec<Outcome>) {
-        const LONGEST: usize = 1_024;
-        let entry = self.limit.entry.newest();
-        let is_fast = matches!(entry.path, Path::Fast | Path::FastCounted);
-        let may_be_known = |key: &K| key.as_ref().len() <= LONGEST;
-        let Some(memory) = entry.memory().filter(|_| is_fast && keys.iter().all(may_be_known)) else {
-            return outcomes.extend(keys.iter().map(|key| self.check(key.as_ref())));
-        };
-        let is_counted = entry.path == Path::FastCounted;
-        let started = (is_counted && is_sampled()).then(Instant::now);
-        let start = outcomes.len();
-        let unanswered = Outcome::new(entry.name, kernel::Outcome::BLOCKED, Source::Store);
-        outcomes.resize(start + keys.len(), unanswered);
-        let mut slow = SmallVec::<[usize; 16]>::new();
-        memory.charge_known_many(
-            keys,
-            Cost::ONE,
-            &mut outcomes[start..],
-            Outcome::numbers_mut,
-            |index, outcome| {
-                *outcome = self.check(keys[index].as_ref());
-                slow.push(index);
-            },
-        );
-        if is_counted {
-            // The keys of the slow path were counted there, in order.
-            let mut slow = slow.into_iter().peekable();
-            let answers = keys.iter().zip(&outcomes[start..]).enumerate();
-            let fast = answers.filter(|(index, _)| slow.next_if_eq(index).is_none());
-            let fast = fast.map(|(_, (key, outcome))| (key.as_ref(), outcome.is_allowed()));
-            entry.meter.count_fast_path_many(fast, started.map(|started| started.elapsed()));
-        }
+        self.engine.charge_many(&self.limit.entry, keys, outcomes);
     }
 
     /// Answers as a charge would, and changes nothing.

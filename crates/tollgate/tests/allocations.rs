@@ -1,5 +1,5 @@
-//! The fast path allocates nothing: a check of a known key by a limiter, by a named limit and by name, and a charge of two limits,
-//! allowed and denied.
+//! The fast path allocates nothing: a check of a known key by a limiter, by a named limit and by name, a check of many keys, and a
+//! charge of two limits, allowed and denied.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -47,6 +47,13 @@ fn a_check_of_a_known_key_allocates_nothing() -> Result<(), tollgate::Error> {
             0,
             "{name}: by a handle"
         );
+        let keys: Vec<String> = (0..40).map(|number| format!("user:{number}")).collect();
+        let mut outcomes = Vec::new();
+        let many = allocations(|| {
+            outcomes.clear();
+            limiter.check_many(&keys, &mut outcomes);
+        });
+        assert_eq!(many, 0, "{name}: many keys");
         let charges = [Charge::new("wide", "user:42"), Charge::new(&named, "user:42")];
         assert_eq!(allocations(|| _ = ready(gate.charge(&charges)).unwrap()), 0, "{name}: of two limits");
     }

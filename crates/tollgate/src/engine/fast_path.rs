@@ -123,6 +123,47 @@ impl Engine {
         outcome
     }
 
+    /// Charges one unit to each of many keys of one local limit, each separately: the whole path of `Limiter::check_many`. A key
+    /// that cannot take the fast path takes the path of [`charge_one`](Self::charge_one), in its turn.
+    pub(crate) fn charge_many<K: AsRef<str>>(
+        self: &Arc<Engine>,
+        entry: &Arc<Entry>,
+        keys: &[K],
+        outcomes: &mut Vec<Outcome>,
+    ) {
+        let entry = entry.newest();
+        let charge = |key: &K| self.charge_one(entry, &KeyRef::from(key.as_ref()), Cost::ONE);
+        let is_fast = matches!(entry.path, Path::Fast | Path::FastCounted);
+        let is_short = |key: &K| key.as_ref().len() <= KNOWN_BYTES;
+        let Some(memory) = entry.memory().filter(|_| is_fast && keys.iter().all(is_short)) else {
+            return outcomes.extend(keys.iter().map(charge));
+        };
+        let is_counted = entry.path == Path::FastCounted;
+        let started = (is_counted && is_sampled()).then(Instant::now);
+        let start = outcomes.len();
+        let unanswered = Outcome::new(entry.name, kernel::Outcome::BLOCKED, Source::Store);
+        outcomes.resize(start + keys.len(), unanswered);
+        let mut slow = SmallVec::<[usize; 16]>::new();
+        memory.charge_known_many(
+            keys,
+            Cost::ONE,
+            &mut outcomes[start..],
+            Outcome::numbers_mut,
+            |index, outcome| {
+                *outcome = charge(&keys[index]);
+                slow.push(index);
+            },
+        );
+        if is_counted {
+            // The keys of the slow path were counted there, in order.
+            let mut slow = slow.into_iter().peekable();
+            let answers = keys.iter().zip(&outcomes[start..]).enumerate();
+            let fast = answers.filter(|(index, _)| slow.next_if_eq(index).is_none());
+            let fast = fast.map(|(_, (key, outcome))| (key.as_ref(), outcome.is_allowed()));
+            entry.meter.count_fast_path_many(fast, started.map(|started| started.elapsed()));
+        }
+    }
+
     /// A plain charge of several local limits: the whole path of `Limiter::charge_all`. The decision is written where the caller
     /// wants it.
     #[inline]
