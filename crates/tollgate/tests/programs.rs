@@ -7,6 +7,8 @@ mod cancel;
 mod contract;
 #[path = "programs/failed_logins.rs"]
 mod failed_logins;
+#[path = "programs/from_config.rs"]
+mod from_config;
 #[path = "programs/per_ip.rs"]
 mod per_ip;
 #[path = "programs/per_plan.rs"]
