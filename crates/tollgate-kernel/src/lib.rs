@@ -20,6 +20,8 @@
 //! ```
 
 mod algorithm;
+mod bounds;
+mod error;
 mod limit;
 mod outcome;
 mod rate;
@@ -29,11 +31,11 @@ mod twin;
 pub use algorithm::{
     Algorithm, Align, Bucket, BucketNumbers, BucketState, CASES, Changed, Concurrency, CounterState, Counts,
     EntriesReading, Fit, FixedWindow, LeakyBucket, Lease, LeaseState, LogEntry, LogState, SlidingWindow,
-    SlidingWindowCounter, State, Taken, TokenBucket, WindowState,
+    SlidingWindowCounter, Taken, TokenBucket, WindowState,
 };
-pub use limit::{
-    Limit, LimitError, MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, MAX_SPAN, Strategy,
-};
+pub use bounds::{MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, MAX_SPAN};
+pub use error::LimitError;
+pub use limit::{Limit, State, Strategy};
 pub use outcome::{Cost, Outcome};
 pub use rate::Rate;
 pub use time::Micros;

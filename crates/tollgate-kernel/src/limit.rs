@@ -1,12 +1,12 @@
 //! A limit that cannot be built wrong.
 //!
-//! Every constructor here and in `algorithm/` refuses what the arithmetic could not keep exact on every store, with a message
-//! that names the field, the value and the fix. Past this file a zero limit, an empty window or an overflowing product is
-//! unrepresentable, so no kernel ever checks for one.
-//!
-//! The bounds: Lua numbers are exact to 2^53, SQL and Rust integers to 2^63. A count or a cost is below 2^53; a product of a
-//! count and a span (`burst * period`, `limit * window`) is at most 2^62, which the Lua twins keep in two parts; a bucket is
-//! full again within 2^52 us and a debt paid within ten years, so that the instant of being full stays below 2^53.
+//! Every constructor here and in `algorithm/` refuses what the arithmetic could not keep exact on every store (`bounds.rs`), with a
+//! message that names the field, the value and the fix. Past this file a zero limit, an empty window or an overflowing product is
+//! unrepresentable, so no kernel ever checks for one. `limit/state.rs` calls the strategy of a limit, and `limit/turn.rs` the
+//! queue arithmetic of its strategy.
+
+mod state;
+mod turn;
 
 use std::fmt;
 use std::time::Duration;
@@ -14,76 +14,12 @@ use std::time::Duration;
 use crate::algorithm::{
     Align, Concurrency, FixedWindow, LeakyBucket, SlidingWindow, SlidingWindowCounter, TokenBucket,
 };
+use crate::error::LimitError;
 use crate::outcome::Outcome;
 use crate::rate::Rate;
 use crate::time::Micros;
 
-/// The largest count, limit, burst or capacity: 2^53 − 1, the largest whole number that every store holds exactly.
-pub const MAX_COUNT: u64 = (1 << 53) - 1;
-
-/// The largest product of a count and a span in µs: 2^62.
-pub const MAX_PRODUCT: u64 = 1 << 62;
-
-/// The largest numerator of a rate once `count / period` is reduced: 2^32.
-pub const MAX_RATE_NUMERATOR: u64 = 1 << 32;
-
-/// The longest time that a bucket may take to fill: 2^52 µs, some 142 years.
-pub const MAX_FILL: Micros = Micros::new(1 << 52);
-
-/// The longest window, period or lease: 3,660 days, some ten years.
-pub const MAX_SPAN: Micros = Micros::from_secs(3660 * 86_400);
-
-/// Why a limit was refused: the field, its value and what to write instead.
-///
-/// ```
-/// use tollgate_kernel::{Limit, Rate};
-/// let error = Limit::token_bucket(Rate::per_second(10)?, 0).unwrap_err();
-/// assert_eq!(error.field(), "burst");
-/// assert!(error.to_string().starts_with("burst = 0: must be at least 1"));
-/// # Ok::<(), tollgate_kernel::LimitError>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitError {
-    field: &'static str,
-    value: String,
-    fix: String,
-}
-
-impl LimitError {
-    pub(crate) fn new(field: &'static str, value: impl ToString, fix: impl ToString) -> Self {
-        LimitError { field, value: value.to_string(), fix: fix.to_string() }
-    }
-
-    /// The field that is wrong.
-    pub fn field(&self) -> &'static str {
-        self.field
-    }
-
-    /// The value it had.
-    pub fn value(&self) -> &str {
-        &self.value
-    }
-
-    /// What to write instead.
-    pub fn fix(&self) -> &str {
-        &self.fix
-    }
-}
-
-impl fmt::Display for LimitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} = {}: {}", self.field, self.value, self.fix)
-    }
-}
-
-impl std::error::Error for LimitError {}
-
-/// A [`Rate`] that is a rate already is never refused.
-impl From<std::convert::Infallible> for LimitError {
-    fn from(never: std::convert::Infallible) -> LimitError {
-        match never {}
-    }
-}
+pub use state::State;
 
 /// The name of a strategy, as configuration writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -313,6 +249,18 @@ impl Limit {
     }
 }
 
+macro_rules! from_strategies {
+    ($($strategy:ident),*) => { $(
+        impl From<$strategy> for Limit {
+            fn from(strategy: $strategy) -> Limit {
+                Limit::$strategy(strategy)
+            }
+        }
+    )* };
+}
+
+from_strategies!(TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SlidingWindowCounter, Concurrency);
+
 /// The limit in words, for people.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -336,52 +284,10 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Refuses a count that is zero or too large to be exact.
-pub(crate) fn checked_count(field: &'static str, count: u64) -> Result<u64, LimitError> {
-    match count {
-        0 => Err(LimitError::new(
-            field,
-            0,
-            "must be at least 1; say `unlimited` or `blocked` for no limit or no passage",
-        )),
-        1..=MAX_COUNT => Ok(count),
-        _ => Err(LimitError::new(
-            field,
-            count,
-            format!("must be at most {MAX_COUNT} (2^53 - 1) to stay exact"),
-        )),
-    }
-}
-
-/// Refuses a span that is empty or longer than ten years.
-pub(crate) fn checked_span(field: &'static str, span: Micros) -> Result<Micros, LimitError> {
-    if span == Micros::ZERO {
-        return Err(LimitError::new(field, span, "must be longer than zero"));
-    }
-    if span > MAX_SPAN {
-        return Err(LimitError::new(field, span, format!("must be at most {MAX_SPAN}")));
-    }
-    Ok(span)
-}
-
-/// Refuses a count and a span whose product no store could keep exact.
-pub(crate) fn checked_product(field: &'static str, count: u64, span_us: u64) -> Result<u64, LimitError> {
-    match count.checked_mul(span_us) {
-        Some(product) if product <= MAX_PRODUCT => Ok(product),
-        _ => Err(LimitError::new(
-            field,
-            count,
-            format!(
-                "times {span_us} us passes 2^62 and could not be kept exact; at most {} fits here",
-                MAX_PRODUCT / span_us
-            ),
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounds::MAX_COUNT;
 
     const MINUTE: Micros = Micros::from_secs(60);
 

@@ -8,7 +8,8 @@ use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::limit::{LimitError, MAX_COUNT, MAX_SPAN};
+use crate::bounds::{MAX_COUNT, MAX_SPAN};
+use crate::error::LimitError;
 use crate::time::Micros;
 
 /// `count` units every `period`.

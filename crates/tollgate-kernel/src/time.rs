@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::limit::LimitError;
+use crate::error::LimitError;
 
 /// A whole number of microseconds: an instant or a span.
 ///

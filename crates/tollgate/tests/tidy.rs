@@ -52,7 +52,21 @@ fn no_modules_import_each_other_in_a_ring() {
     }
 }
 
-/// The other crates are only counted, by the report.
+/// The kernel and the stores are free of rings too. The other crates are only counted, by the report.
+#[test]
+fn no_modules_of_the_kernel_and_the_stores_import_each_other_in_a_ring() {
+    for (source, from, to) in [
+        ("crates/tollgate-kernel/src", "limit", "algorithm"),
+        ("crates/tollgate-store/src", "redis", "remote"),
+    ] {
+        let graph = tree().graph_of(source);
+        assert!(graph[from].contains(to), "{graph:?}");
+        if let Some(ring) = ring(&graph) {
+            panic!("{source}: modules import each other in a ring: {}", ring.join(" -> "));
+        }
+    }
+}
+
 #[test]
 fn the_imports_of_another_crate_are_found() {
     let graph = tree().graph_of("crates/tollgate-server/src");
@@ -104,6 +118,22 @@ fn no_public_signature_of_the_library_has_micros() {
         );
     }
     assert!(found.is_empty(), "{found:#?}");
+}
+
+/// The clock is in the store crate and exported by the library's root. It has `Micros` for instants, and no other item may.
+#[test]
+fn the_clock_has_micros_only_where_an_instant_is_read_or_taken() {
+    let path = tree().root().join("crates/tollgate-store/src/clock.rs");
+    let text = code(&fs::read_to_string(path).expect("text"));
+    let names: BTreeSet<&str> = signatures_with(&text, "Micros")
+        .into_iter()
+        .map(|one| one.trim_start_matches("fn ").split('(').next().unwrap_or_default())
+        .collect();
+    assert_eq!(
+        names,
+        BTreeSet::from(["advance", "alarm", "at", "next_alarm", "now", "recent", "server_now", "set"]),
+        "ARCHITECTURE.md has this list too"
+    );
 }
 
 /// The check above can fail.

@@ -12,7 +12,8 @@
 
 use super::entries::{Entries, Entry};
 use super::{Algorithm, EntriesReading, Taken};
-use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
+use crate::bounds::{MAX_COUNT, checked_count, checked_span};
+use crate::error::LimitError;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
@@ -206,12 +207,6 @@ impl Algorithm for Concurrency {
 
     fn is_fresh(&self, state: &LeaseState, now: Micros) -> bool {
         state.leases.last().is_none_or(|newest| newest.end <= now)
-    }
-}
-
-impl From<Concurrency> for Limit {
-    fn from(leases: Concurrency) -> Self {
-        Limit::Concurrency(leases)
     }
 }
 

@@ -11,7 +11,8 @@
 //! up to twice the limit within one window's length. Twins: fixed_window.lua, .sql. Cases: fixed_window.cases.
 
 use super::{Algorithm, Taken};
-use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
+use crate::bounds::{MAX_COUNT, checked_count, checked_span};
+use crate::error::LimitError;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
@@ -160,12 +161,6 @@ impl Algorithm for FixedWindow {
 
     fn is_fresh(&self, state: &WindowState, now: Micros) -> bool {
         now >= state.end
-    }
-}
-
-impl From<FixedWindow> for Limit {
-    fn from(window: FixedWindow) -> Self {
-        Limit::FixedWindow(window)
     }
 }
 

@@ -9,7 +9,7 @@
 
 use super::token_bucket::{Bucket, BucketState, Fit, TokenBucket};
 use super::{Algorithm, Taken};
-use crate::limit::{Limit, LimitError};
+use crate::error::LimitError;
 use crate::outcome::{Cost, Outcome};
 use crate::rate::Rate;
 use crate::time::Micros;
@@ -134,12 +134,6 @@ impl Algorithm for LeakyBucket {
 
     fn is_fresh(&self, state: &BucketState, now: Micros) -> bool {
         self.room.is_fresh(state, now)
-    }
-}
-
-impl From<LeakyBucket> for Limit {
-    fn from(bucket: LeakyBucket) -> Self {
-        Limit::LeakyBucket(bucket)
     }
 }
 

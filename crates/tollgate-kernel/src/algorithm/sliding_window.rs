@@ -14,7 +14,8 @@
 
 use super::entries::{Entries, Entry};
 use super::{Algorithm, EntriesReading, Taken};
-use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_span};
+use crate::bounds::{MAX_COUNT, checked_count, checked_span};
+use crate::error::LimitError;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
@@ -221,12 +222,6 @@ impl SlidingWindow {
                 break;
             }
         }
-    }
-}
-
-impl From<SlidingWindow> for Limit {
-    fn from(window: SlidingWindow) -> Self {
-        Limit::SlidingWindow(window)
     }
 }
 

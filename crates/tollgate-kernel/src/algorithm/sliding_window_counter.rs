@@ -16,7 +16,8 @@
 //! may truly hold more than `limit`, though less than twice as much. Twins: sliding_window_counter.lua, .sql. Cases: sliding_window_counter.cases.
 
 use super::{Algorithm, Taken};
-use crate::limit::{Limit, LimitError, MAX_COUNT, checked_count, checked_product, checked_span};
+use crate::bounds::{MAX_COUNT, checked_count, checked_product, checked_span};
+use crate::error::LimitError;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
@@ -312,12 +313,6 @@ impl Algorithm for SlidingWindowCounter {
 
     fn is_fresh(&self, state: &CounterState, now: Micros) -> bool {
         state.newer.is_fresh(now) && state.older.is_fresh(now)
-    }
-}
-
-impl From<SlidingWindowCounter> for Limit {
-    fn from(window: SlidingWindowCounter) -> Self {
-        Limit::SlidingWindowCounter(window)
     }
 }
 

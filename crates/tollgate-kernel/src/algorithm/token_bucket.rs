@@ -23,10 +23,10 @@
 //! burst + rate*t. Twins: token_bucket.lua, .sql. Cases: token_bucket.cases.
 
 use super::{Algorithm, Taken};
-use crate::limit::{
-    LimitError, MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count, checked_product,
-    checked_span,
+use crate::bounds::{
+    MAX_COUNT, MAX_FILL, MAX_PRODUCT, MAX_RATE_NUMERATOR, checked_count, checked_product, checked_span,
 };
+use crate::error::LimitError;
 use crate::outcome::{Cost, Outcome};
 use crate::rate::Rate;
 use crate::time::Micros;
@@ -568,12 +568,6 @@ fn carried(units: u128, from: BucketNumbers, to: BucketNumbers, rounding: Roundi
 fn debt_units(max_debt: Micros, tokens: u64) -> u128 {
     let us = max_debt.get().min(MAX_PRODUCT / tokens);
     u128::from(us) * u128::from(tokens)
-}
-
-impl From<TokenBucket> for crate::limit::Limit {
-    fn from(bucket: TokenBucket) -> Self {
-        crate::limit::Limit::TokenBucket(bucket)
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! cost, as a whole. Nothing else comes in between.
 //!
 //! No state is needed, so that a turn can be computed for a key in a remote store: the caller peeks at the cost that
-//! [`Limit::turn_probe`] returns, and [`Limit::turn`] computes the wait from the outcome. `start` is for a key that is closed for
+//! `Limit::turn_probe` returns, and `Limit::turn` (`limit/turn.rs`) computes the wait from the outcome. `start` is for a key that is closed for
 //! a while: nothing of the queue goes before it.
 //!
 //! | strategy | turn |
@@ -20,80 +20,58 @@
 //! large and leave room over, the true turn may be later. Cases: turn.cases.
 
 use super::{Align, FixedWindow, TokenBucket};
-use crate::limit::Limit;
 use crate::outcome::{Cost, Outcome};
 use crate::time::Micros;
 
-/// # When is it my turn?
-impl Limit {
-    /// The cost to peek at for [`turn`](Self::turn), for a charge of `cost` behind `ahead` units.
-    pub fn turn_probe(&self, cost: Cost, ahead: u64) -> Cost {
-        self.rounds(cost, ahead).last
+/// For strategies whose units come back a while after they were taken: how long whole rounds of the line take, and the rest of the
+/// line, which waits for what is charged now.
+pub(crate) struct Rounds {
+    pub(crate) wait: Micros,
+    /// The units of the line that are left, the cost's included: at most the capacity, where there are rounds.
+    pub(crate) last: Cost,
+}
+
+impl Rounds {
+    /// No rounds: a probe of more than fits is answered with the state as it stands.
+    pub(crate) const NONE: Rounds = Rounds { wait: Micros::ZERO, last: Cost::MAX };
+
+    /// Of a log or of leases, which come back after `span`.
+    pub(crate) fn of_entries(capacity: u64, span: Micros, cost: Cost, ahead: u64) -> Rounds {
+        Rounds::of(capacity, (span, capacity), cost, ahead)
     }
 
-    /// The wait until `cost` fits if `ahead` units go first and nothing goes before `start`; `None` if it never can. `probe` is the
-    /// answer to a peek at the cost that [`turn_probe`](Self::turn_probe) names.
-    ///
-    /// ```
-    /// use tollgate_kernel::{Cost, Limit, Micros};
-    ///
-    /// let limit = Limit::sliding_window(5, Micros::from_secs(1))?;
-    /// let mut state = limit.fresh();
-    /// assert!(limit.charge(&mut state, Cost::new(5).unwrap(), Micros::ZERO).allowed);
-    ///
-    /// // The thirteenth in line, 300 ms later: five go at 1 s, five at 2 s, and then it.
-    /// let now = Micros::from_millis(300);
-    /// let probe = limit.peek(&state, limit.turn_probe(Cost::ONE, 12), now);
-    /// assert_eq!(limit.turn(&probe, Cost::ONE, 12, Micros::ZERO), Some(Micros::from_millis(2_700)));
-    /// # Ok::<(), tollgate_kernel::LimitError>(())
-    /// ```
-    pub fn turn(&self, probe: &Outcome, cost: Cost, ahead: u64, start: Micros) -> Option<Micros> {
-        if cost.get() > self.capacity() {
-            return None;
-        }
-        Some(match self {
-            Limit::TokenBucket(bucket) => bucket_turn(bucket, probe, cost, ahead, start),
-            Limit::LeakyBucket(bucket) => bucket_turn(bucket.room(), probe, cost, ahead, start),
-            Limit::FixedWindow(window) => window_turn(window, probe, cost, ahead, start),
-            Limit::SlidingWindow(_) | Limit::SlidingWindowCounter(_) | Limit::Concurrency(_) => {
-                let rounds = self.rounds(cost, ahead);
-                rounds.wait.saturating_add(probe.retry_after.unwrap_or(Micros::ZERO).max(start))
-            }
-        })
+    /// Of two counters. A window that follows another admits one unit less, because something of that one still counts at its end.
+    pub(crate) fn of_counters(capacity: u64, window: Micros, cost: Cost, ahead: u64) -> Rounds {
+        let round = if capacity == 1 { (times(window, 2), 1) } else { (window, capacity - 1) };
+        Rounds::of(capacity, round, cost, ahead)
     }
 
-    /// For strategies whose units come back a while after they were taken: how long whole rounds of the line take, and the rest
-    /// of the line, which waits for what is charged now. Others have no rounds, and are asked how they stand.
-    fn rounds(&self, cost: Cost, ahead: u64) -> Rounds {
+    /// Rounds of so many units, each after so long.
+    fn of(capacity: u64, (span, each): (Micros, u64), cost: Cost, ahead: u64) -> Rounds {
         let total = ahead.saturating_add(cost.get());
-        let capacity = self.capacity();
-        let (span, each) = match self {
-            Limit::SlidingWindow(window) => (window.window(), capacity),
-            Limit::Concurrency(leases) => (leases.lease(), capacity),
-            // A window that follows another admits one unit less, because something of that one still counts at its end.
-            Limit::SlidingWindowCounter(window) if capacity == 1 => (times(window.window(), 2), 1),
-            Limit::SlidingWindowCounter(window) => (window.window(), capacity - 1),
-            // What can never fit is answered with the state as it stands.
-            _ => return Rounds { wait: Micros::ZERO, last: Cost::MAX },
-        };
         let whole = total.saturating_sub(capacity).div_ceil(each);
         let last = Cost::new(total - whole.saturating_mul(each).min(total - 1)).unwrap_or(Cost::ONE);
         Rounds { wait: times(span, whole), last }
     }
-}
 
-/// See [`Limit::rounds`].
-struct Rounds {
-    wait: Micros,
-    /// The units of the line that are left, the cost's included: at most the capacity, where there are rounds.
-    last: Cost,
+    /// The wait for the rounds and then for the rest, from the answer to a probe of the rest.
+    pub(crate) fn turn(&self, probe: &Outcome, start: Micros) -> Micros {
+        self.wait.saturating_add(probe.retry_after.unwrap_or(Micros::ZERO).max(start))
+    }
 }
 
 fn times(span: Micros, count: u64) -> Micros {
     Micros::new(span.get().saturating_mul(count))
 }
 
-fn bucket_turn(bucket: &TokenBucket, probe: &Outcome, cost: Cost, ahead: u64, start: Micros) -> Micros {
+/// The turn under a bucket.
+pub(crate) fn bucket_turn(
+    bucket: &TokenBucket,
+    probe: &Outcome,
+    cost: Cost,
+    ahead: u64,
+    start: Micros,
+) -> Micros {
     let numbers = bucket.numbers();
     let (tokens, period) = (u128::from(numbers.tokens), u128::from(numbers.period_us));
     let total = u128::from(ahead) + u128::from(cost.get());
@@ -108,7 +86,14 @@ fn bucket_turn(bucket: &TokenBucket, probe: &Outcome, cost: Cost, ahead: u64, st
     start.saturating_add(Micros::new(u64::try_from(wait).unwrap_or(u64::MAX)))
 }
 
-fn window_turn(window: &FixedWindow, probe: &Outcome, cost: Cost, ahead: u64, start: Micros) -> Micros {
+/// The turn under a fixed window.
+pub(crate) fn window_turn(
+    window: &FixedWindow,
+    probe: &Outcome,
+    cost: Cost,
+    ahead: u64,
+    start: Micros,
+) -> Micros {
     let (limit, length) = (window.limit(), window.window());
     let left = probe.reset_after;
     let (room, end) = if start < left {
