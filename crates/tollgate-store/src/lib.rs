@@ -1,8 +1,8 @@
 //! Stores: all the I/O of counting, none of its arithmetic.
 //!
-//! A [`Store`] holds the state of each key and lets the kernel decide whether a charge fits. It has five operations: charge,
-//! settle, peek, refund, forget. They mean the same on every store; the suite in `conformance/` (a feature) checks that, and
-//! other authors' stores can run it too. The stores here: [`MemoryStore`], in this process; and behind features of the same
+//! A [`Store`] holds the state of each key and lets the kernel decide whether a charge fits. Its operations are charge,
+//! charge_each, settle, peek, status, refund and forget; a store may also keep [`Records`]. They mean the same on every store; the
+//! suite in `conformance/` (a feature) checks that, and other authors' stores can run it too. The stores here: [`MemoryStore`], in this process; and behind features of the same
 //! names, `RedisStore` for Redis and Redis Cluster, and `PostgresStore`.
 //!
 //! A refusal is an answer. [`StoreError`] means that the store could not decide. Only the library's `remote/fallback.rs` decides
