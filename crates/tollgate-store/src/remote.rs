@@ -108,7 +108,7 @@ pub(crate) fn disagreement(limits: usize, passed: bool) -> StoreError {
 }
 
 /// The name of a text in a shared store: 128 bits of SHA-256. It has a fixed length, contains no bytes of the caller's text, and
-/// nobody can make two texts with the same name. It is part of the stored format: see docs/storage.md.
+/// no caller can find two texts with the same name. It is part of the stored format: see docs/storage.md.
 pub(crate) fn name_of(texts: &[&str]) -> [u8; 16] {
     let mut hash = Sha256::new();
     for text in texts {

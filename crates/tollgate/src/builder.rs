@@ -171,7 +171,7 @@ impl TollgateBuilder {
     /// use tollgate::telemetry::Source;
     /// use tollgate::{ChargeId, Fallback, Limit, Rule, Settled, Settlement, Tollgate};
     ///
-    /// /// A store that nobody reaches.
+    /// /// A store that cannot be reached.
     /// struct Nowhere;
     ///
     /// fn fails<'a, T>() -> StoreFuture<'a, T> {

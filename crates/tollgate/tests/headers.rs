@@ -20,7 +20,7 @@ fn check(limit: Limit, policy: &str, steps: &[(u64, u64, &str)]) {
     let api = gate.local("api").unwrap();
     for &(at_ms, cost, expected) in steps {
         hands.set(START.saturating_add(Micros::from_millis(at_ms)));
-        // A lease that nobody gives back ends by itself.
+        // A lease that is not given back ends by itself.
         let outcome = match limit {
             Limit::Concurrency(_) => {
                 let reserved = api.reserve_all(&[api.of("user:42").cost(cost)], Duration::ZERO).unwrap();

@@ -209,7 +209,7 @@ async fn a_hung_primary_of_a_cluster_is_ill_alone() {
         let (gate, key) = (attacker.clone(), keys[call % keys.len()].clone());
         async move {
             charge(&gate, "bystander", &key).await;
-            // Calls that are turned away cost nothing; nobody needs a million of them.
+            // Calls that are turned away cost nothing; a million of them are not needed.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     });

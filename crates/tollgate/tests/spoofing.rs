@@ -43,7 +43,7 @@ fn headers(lines: &[(&str, &[u8])]) -> HeaderMap {
     headers
 }
 
-/// One request: lines are `name: value`, and the key is `none` if nobody can be made to pay.
+/// One request: lines are `name: value`, and the key is `none` if the request has no key.
 fn check(how: &str, peer: &str, lines: &[&str], key: &str) {
     let lines: Vec<(&str, &[u8])> = lines
         .iter()
@@ -84,7 +84,7 @@ fn a_forged_x_forwarded_for_changes_nothing() {
         ("fd00::1", &["X-Forwarded-For: 203.0.113.7"], "203.0.113.7"),
         ("::ffff:10.0.0.1", &["X-Forwarded-For: 203.0.113.7"], "203.0.113.7"),
         ("64:ff9b::10.0.0.1", &["X-Forwarded-For: 203.0.113.7"], "203.0.113.7"),
-        // From somebody who is no proxy.
+        // From a peer that is no proxy.
         (STRANGER, &["X-Forwarded-For: 203.0.113.7"], STRANGER),
         (STRANGER, &["X-Forwarded-For: 10.0.0.1"], STRANGER),
         (STRANGER, &["X-Forwarded-For: 203.0.113.7, 10.0.0.1"], STRANGER),

@@ -95,7 +95,7 @@ async fn pile_up(store: &dyn Store, clock: &ManualClock, limits: &[StoredLimit])
     }
 }
 
-/// One call of a caller who does as it likes with its own keys, and with names that are nobody's.
+/// One call of a caller that charges its own keys in any way, and names that no caller uses.
 async fn attack(store: &dyn Store, random: &mut Random, limits: &[StoredLimit], foreign: &[StoredLimit]) {
     let limit = if random.one_in(2) { random.pick(limits) } else { random.pick(foreign) };
     let key = *random.pick(&ATTACKERS);

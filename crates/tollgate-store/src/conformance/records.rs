@@ -78,7 +78,7 @@ async fn put_and_removed(make: &impl AsyncFn(ManualClock) -> Subject) {
     }
     let removed = read(store, kind, Some(replaced.revision)).await;
     assert_eq!((removed.changed, (subject.remembered)().await), (Some(Vec::new()), 0));
-    // What comes next has a revision that nobody has seen.
+    // The next change has a revision that no reader has seen.
     put(store, kind, &put_all[1]).await;
     let again = read(store, kind, None).await.revision;
     assert!(![none.revision, seen.revision, replaced.revision, removed.revision].contains(&again));
@@ -102,7 +102,7 @@ async fn ended(make: &impl AsyncFn(ManualClock) -> Subject) {
     assert!(!store.remove_record(kind, "soon").await.expect("a removal"), "it had ended");
     clock.advance(SECOND);
     assert_eq!(all(store, kind).await, []);
-    // One that has ended before it came is kept by nobody.
+    // A record that has ended before it is stored is not remembered.
     put(store, kind, &record("past", "3", Some(clock.now()))).await;
     assert_eq!(all(store, kind).await, []);
     put(store, kind, &record("next", "4", None)).await;

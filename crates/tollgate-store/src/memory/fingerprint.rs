@@ -6,7 +6,7 @@
 //! word, the products of the pairs are summed to 128 bits, and a keyed multiplication folds these to 64. A text of more than one
 //! block carries each block's hash into the next. The keys are drawn when the store starts and never leave it.
 //!
-//! What is proven: whatever two texts somebody chooses, if they have at most one block (240 bytes), their sums in one lane are equal
+//! What is proven: whatever two texts a caller chooses, if they have at most one block (240 bytes), their sums in one lane are equal
 //! with a probability of at most 2^-63, and in both lanes, whose keys are independent, of at most 2^-126.
 //!
 //! What is not proven: the fold, and that blocks may share keys. We assume that two different sums fold to the same word as
@@ -14,7 +14,7 @@
 //! any two of a hundred million keys share a counter with a probability of some 10^-13, and an outsider, who sees neither keys nor hashes, cannot look for such a pair.
 //! A fold with a proof (multiply-shift under 128-bit keys) took 0.5 to 2 ns more for each check and was left out.
 //!
-//! It is our own because the fast hashers to be had as crates claim less for texts that somebody chose, and take as long: two runs of
+//! It is our own because the fast hashers to be had as crates claim less for chosen texts, and take as long: two runs of
 //! foldhash or rapidhash were no faster when we tried.
 
 use super::node::Fingerprint;

@@ -120,7 +120,7 @@ const SECTIONS: [&str; 9] =
 /// | `cost` | a number, or `"bytes"` for the bytes of the response | 1 |
 /// | `count_if_status` | counts only responses of these statuses, such as `[401, 403]` | all |
 ///
-/// Each route whose conditions a request meets charges its limit, as one charge: all or none. `[[rules]]` is the older name of
+/// Each route that a request matches charges its limit, as one charge: all or none. `[[rules]]` is the older name of
 /// `[[routes]]`.
 ///
 /// | of `[requests]` | says | by default |

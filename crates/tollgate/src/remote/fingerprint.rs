@@ -1,7 +1,7 @@
 //! Hashes a limit and a key to 128 bits, for what this process remembers about keys of a remote store.
 //!
 //! Two keys with the same fingerprint would be confused, so it has 128 bits and uses two secret keys drawn for each engine:
-//! nobody can choose two texts that collide. The text itself is not stored.
+//! no caller can choose two texts that collide. The text itself is not stored.
 
 use std::hash::BuildHasher;
 

@@ -17,7 +17,7 @@ pub(super) struct InFlight<'a, 'b> {
 }
 
 impl<'a, 'b> InFlight<'a, 'b> {
-    /// A call that is being sent. `hold` is set if this process chose the id, so that nobody else settles it.
+    /// A call that is being sent. `hold` is set if this process chose the id, so that no other caller settles it.
     pub(super) fn new(remote: &'a Remote, charges: &'a [Resolved<'b, 'b>], hold: Option<Hold>) -> Self {
         InFlight { remote, charges: Some(charges), hold, sent: remote.shared.clock.now() }
     }

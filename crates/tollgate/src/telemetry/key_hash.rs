@@ -1,7 +1,7 @@
 //! A hash of the key for logs and traces: an HMAC-SHA-256 under a salt.
 //!
-//! With the same salt in every process the same key has the same hash, so lines can be correlated. Without the salt nobody can
-//! test guessed keys against the hashes, which a plain hash would allow.
+//! With the same salt in every process the same key has the same hash, so lines can be correlated. A reader without
+//! the salt cannot test guessed keys against the hashes, which a plain hash would allow.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -31,7 +31,7 @@ async fn gates(clock: &ManualClock) -> [(&'static str, Tollgate); 2] {
 #[tokio::test]
 async fn a_call_parses_each_of_its_keys_once() {
     for (place, gate) in gates(&ManualClock::new()).await {
-        // Keys with an escape take the long way; nobody has charged them before.
+        // Keys with an escape take the slow path, and so do keys that were not charged before.
         let mut calls: Vec<(&str, usize, usize)> = Vec::new();
         let three = ["user:a%3Ab", "user:c%3Ad", "user:e%3Af"];
         let [bucket, window, counter] = ["bucket", "window", "counter"];
@@ -79,7 +79,7 @@ async fn a_call_parses_each_of_its_keys_once() {
 
         for (call, keys, parses) in calls {
             assert!(parses <= keys, "{place}: {call} has {keys} keys and parsed {parses}");
-            // What has local counters already may go without; a key that nobody charged cannot.
+            // A key that has local counters may go without a parse; a new key may not.
             if call.contains("new key") {
                 assert_eq!(parses, keys, "{place}: {call}");
             }

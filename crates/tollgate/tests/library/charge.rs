@@ -49,7 +49,7 @@ fn all_are_charged_or_none_is_and_the_answer_names_the_limit_that_bound() {
         (&[("api", "a", 5), ("tight", "a", 1)], "allowed by api, 5 of 10 left", [5, 1, 0, 0]),
         (&[("api", "a", 1), ("free", "a", 1)], "allowed by api, 9 of 10 left", [1, 0, 0, 0]),
         (&[("free", "a", 7)], "allowed by free, unlimited", [0, 0, 0, 0]),
-        // One refusal, and nobody is charged; of two, the longer wait binds, and `never` is the longest.
+        // One refusal, and no key is charged; of two, the longer wait binds, and `never` is the longest.
         (
             &[("api", "a", 1), ("tight", "a", 3)],
             "denied by tight, the cost is more than the limit ever holds",

@@ -241,7 +241,7 @@ fn a_cancel_ends_with_the_time_to_live() {
     assert_eq!(stored(&faulty, a_minute(5)), 2);
 }
 
-/// A lease that was taken for nobody would have been held to its end.
+/// A lease that no caller keeps would have been held to its end.
 #[test]
 fn a_cancelled_lease_lets_the_next_waiter_in() {
     let hands = hands();

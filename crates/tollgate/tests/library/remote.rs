@@ -401,7 +401,7 @@ fn many_keys_are_checked_in_few_calls_each_by_itself() {
     assert_eq!((answers.len(), faulty.calls()), (150, 3), "64 in a call");
     assert!(answers.iter().all(|answer| answer.remaining() == 4 && answer.source() == Source::Store));
 
-    // Spellings of one key are one key, refusals hold up nobody else, and every kind of key is answered in its place.
+    // Spellings of one key are one key, refusals delay no other key, and every kind of key is answered in its place.
     let keys = ["a", "shut", "a", "default:a", "free", "", "a", "vip", "a", "b", "a", "a"];
     for (name, limit) in [("api", "api"), ("watching", "watching"), ("free", "free")] {
         let before = faulty.calls();

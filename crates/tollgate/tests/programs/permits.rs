@@ -158,7 +158,7 @@ fn a_permit_may_be_dropped_in_another_runtime_or_outside_any() -> Done {
     })
 }
 
-/// A store that cannot be reached for longer than a lease has given it to somebody else.
+/// A store that cannot be reached for longer than a lease has given it to another caller.
 #[tokio::test]
 async fn a_lease_that_cannot_be_renewed_is_lost() -> Done {
     let server = RedisServer::start();

@@ -157,7 +157,7 @@ impl Counted for Logged<'_> {
 #[tokio::test]
 async fn a_decision_is_one_prepared_statement_on_postgresql() {
     let server = PostgresServer::builder().setting("log_min_duration_statement", "0").start();
-    // One connection, and nobody who cleans up beside it: all messages are those of the calls.
+    // One connection, and no cleanup beside it: all messages are those of the calls.
     let options = PostgresOptions {
         connections: 1,
         cleanup_every: None,

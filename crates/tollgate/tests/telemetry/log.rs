@@ -317,7 +317,7 @@ fn no_log_holds_a_decision_up_or_changes_it() {
         if what == "blocks" {
             assert!(dropped.count() > 3_000, "{dropped:?}");
         }
-        // Nobody waits for a writer that never comes back, not even at the end.
+        // No caller waits for a writer that never comes back, not even at the end.
         drop(guard);
         if what != "blocks" {
             let end = Instant::now() + Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Every decision is counted once, under labels that nobody can make up.
+//! Every decision is counted once, under labels that no client can make up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -48,7 +48,7 @@ impl Service {
         self.address
     }
 
-    /// 13 decisions in memory and 15 by Redis, and a reset of a key that nobody charged.
+    /// 13 decisions in memory and 15 by Redis, and a reset of a key that was never charged.
     pub(crate) async fn decide(&self) {
         for (name, calls) in [("pages", 8), ("trial", 5)] {
             let limiter = self.memory.local(name).expect("a limit");

@@ -1,5 +1,5 @@
 //! The charge scripts. A charge of up to four parts, or a hold of up to three, has a script for exactly its strategies:
-//! straight-line code that is built from the texts in quick/, without lookups and without tables. If a quick text meets a state
+//! straight-line code that is built from the texts in quick/, without lookups and without tables. If a quick text finds a state
 //! that it does not handle, it ends with `break`, and charge_any.lua, which is in the same script and defined on demand, makes
 //! the charge.
 //!
