@@ -221,7 +221,7 @@ impl DecisionMeter for Meter {
         }
     }
 
-    fn operated(&self, operation: &Operation<'_>) {
+    fn count_operation(&self, operation: &Operation<'_>) {
         let Some(counts) = &self.0 else { return };
         counts
             .series(operation.strategy, operation.key.reveal())

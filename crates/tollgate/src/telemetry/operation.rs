@@ -128,7 +128,7 @@ impl Operation<'_> {
 
     /// Counts an operation on a key of a limit, by the meter of that limit, and reports it to the observers.
     pub(crate) fn report_of_limit(&self, meter: &Meter, observers: &Observers) {
-        meter.operated(self);
+        meter.count_operation(self);
         if !observers.is_empty() {
             observers.operated(self);
         }

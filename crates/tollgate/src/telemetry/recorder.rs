@@ -108,7 +108,7 @@ pub(crate) trait DecisionMeter {
     fn decided(&self, _report: &LimitReport<'_>) {}
 
     /// Counts a reset or a refund of a key.
-    fn operated(&self, _operation: &Operation<'_>) {}
+    fn count_operation(&self, _operation: &Operation<'_>) {}
 }
 
 /// No telemetry: nothing is measured, logged or traced.
