@@ -4,6 +4,7 @@
 //! the room that our own leaves. `synchronous_commit` is off for it and for everybody else, as our store has it for charges;
 //! only held charges, which must be on disk before they are acknowledged, switch it on.
 
+mod full_logs;
 mod pgbench;
 mod raw;
 
@@ -15,6 +16,7 @@ use tollgate::store::LimitError;
 use tollgate_store::{Cost, Limit, Micros, PostgresOptions, PostgresStore, Store, StoredCharge, StoredLimit};
 use tollgate_testkit::postgres::PostgresServer;
 
+use self::full_logs::FullLogs;
 use self::pgbench::Pgbench;
 use self::raw::{CountThenInsert, Executions};
 use super::callers::{Charges, MANY, ManyCharges, Refusals, Reserves};
@@ -36,12 +38,15 @@ pub(crate) const RELEASE: &str = "reserve, release a lease, 64";
 pub(crate) const LONG_LOG: &str = "sliding window of 2,000, 64";
 pub(crate) const REFUSED: &str = "reserve, refused, 64";
 
+/// A sliding window of 100 with 80 entries a key.
+const LOGS: [&str; 2] = ["sliding window (80 entries), 8 callers", "sliding window (80 entries), 64 callers"];
+
 /// One check a call of every strategy, with 8 callers and with 64.
 pub(crate) const STRATEGIES: [[&str; 2]; 6] = [
     [SINGLE, "token bucket, 64 callers"],
     ["leaky bucket, 8 callers", "leaky bucket, 64 callers"],
     ["fixed window, 8 callers", "fixed window, 64 callers"],
-    ["sliding window, 8 callers", "sliding window, 64 callers"],
+    LOGS,
     ["sliding counter, 8 callers", "sliding counter, 64 callers"],
     ["concurrency, 8 callers", "concurrency, 64 callers"],
 ];
@@ -82,7 +87,7 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
         cleanup_every: None,
         ..PostgresOptions::new(&url)
     };
-    let postgres = PostgresStore::connect(options).await.map_err(|error| error.to_string())?;
+    let postgres = PostgresStore::connect(options.clone()).await.map_err(|error| error.to_string())?;
     let store: Arc<dyn Store> = Arc::new(postgres);
 
     let keys = keys("", plan.keys);
@@ -91,13 +96,12 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
     let (single, many, held) = (bucket("single")?, bucket("many")?, bucket("held")?);
     let leaky = limit("leaky", rate().and_then(|rate| Limit::leaky_bucket(rate, 2_400)))?;
     let fixed = limit("fixed", Limit::fixed_window(1_000_000, span))?;
-    let log = limit("log", Limit::sliding_window(100, Micros::from_secs(10)))?;
     let counter = limit("counter", Limit::sliding_window_counter(1_000_000, span))?;
     // Leases that nobody holds by name: they end by themselves.
     let leases = limit("leases", Limit::concurrency(1_000, Micros::from_secs(10)))?;
     let three = ["three.a", "three.b", "three.c"].map(bucket);
     let three = three.into_iter().collect::<Result<Vec<StoredLimit>, String>>()?;
-    let filled = [&single, &many, &held, &leaky, &fixed, &log, &counter, &leases];
+    let filled = [&single, &many, &held, &leaky, &fixed, &counter, &leases];
     for limit in filled.into_iter().chain(&three) {
         let items: Vec<StoredCharge<'_>> =
             keys.iter().map(|key| StoredCharge { limit, key, cost: Cost::ONE, shadow: false }).collect();
@@ -107,6 +111,7 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
     }
     let refused = limit("refused", Limit::fixed_window(1, Micros::from_secs(86_400)))?;
     super::callers::fill(&*store, &refused, &keys, Cost::ONE).await?;
+    let logs = FullLogs::fill(options, &url, &keys).await?;
     server.try_psql("vacuum analyze")?;
 
     let many = ManyCharges { store: store.clone(), limit: Arc::new(many) };
@@ -128,8 +133,9 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
             by_turns(fifty),
         ),
     ];
-    let singles = [single, leaky, fixed, log, counter, leases].map(|limit| vec![limit]);
-    let charged = STRATEGIES.into_iter().zip(singles).chain([(THREE, three)]);
+    let others = STRATEGIES.into_iter().filter(|names| *names != LOGS);
+    let singles = [single, leaky, fixed, counter, leases].map(|limit| vec![limit]);
+    let charged = others.zip(singles).chain([(THREE, three)]);
     for ([few, crowd], limits) in charged {
         let charges = Charges { store: store.clone(), limits: limits.into() };
         let crowded = charges.clone();
@@ -137,6 +143,13 @@ async fn measure_here(plan: &Plan, server: &PostgresServer, pgbench: &Pgbench) -
         contestants.push(Contestant::new(few, about, CONNECTIONS, &keys, move || charges.clone()));
         let about = "the same on 8 connections";
         contestants.push(Contestant::new(crowd, about, CROWD, &keys, move || crowded.clone()));
+    }
+    for (name, callers) in LOGS.into_iter().zip([CONNECTIONS, CROWD]) {
+        let charges = Charges { store: logs.store.clone(), limits: [logs.limit.clone()].into() };
+        let about = "a log in its state, put back before each turn";
+        let contestant = Contestant::new(name, about, callers, &keys, move || charges.clone());
+        let logs = logs.clone();
+        contestants.push(contestant.prepared(move || logs.clone().restore()));
     }
     let long = limit("long", Limit::sliding_window(2_000, span))?;
     let long = Charges { store: store.clone(), limits: [long].into() };

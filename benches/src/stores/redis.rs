@@ -7,6 +7,7 @@ mod bytes;
 pub(crate) mod ceilings;
 pub(crate) mod cell;
 mod denied;
+mod full_logs;
 mod raw;
 pub(crate) mod users;
 
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use redis::aio::MultiplexedConnection;
 use tollgate::Rate;
 use tollgate::store::LimitError;
 use tollgate_store::{Cost, Limit, Micros, RedisOptions, RedisStore, Store, StoredLimit};
@@ -21,6 +23,7 @@ use tollgate_testkit::redis::RedisServer;
 
 pub(crate) use self::bytes::{Bytes, LEASE, LEASES_MANY, MANY_ENTRIES, RESERVED};
 use self::denied::{Cache, Denied};
+use self::full_logs::FullLogs;
 use self::raw::{Incr, Textbook};
 use super::callers::{Charges, MANY, ManyCharges, Reserves, fill};
 use super::cpu::Server;
@@ -33,7 +36,7 @@ pub(crate) const TEXTBOOK: &str = "text-book GCRA";
 pub(crate) const SINGLE: &str = "token bucket";
 pub(crate) const SIXTEEN: &str = "token bucket, 16 a call";
 pub(crate) const FIXED: &str = "fixed window";
-pub(crate) const LOG: &str = "sliding window";
+pub(crate) const LOG: &str = "sliding window (100 entries)";
 pub(crate) const COUNTER: &str = "sliding counter";
 pub(crate) const LEASES: &str = "concurrency";
 pub(crate) const THREE: &str = "three limits";
@@ -117,7 +120,15 @@ async fn measure_here(plan: &Plan, server: &RedisServer, has_cell: bool) -> Resu
     ];
     for script in &users::ALL {
         let user = users::User::load(connection.clone(), script).await?;
-        contestants.push(contestant(script.name, script.about, &plain_keys, user));
+        let user = contestant(script.name, script.about, &plain_keys, user);
+        contestants.push(match script.name {
+            users::LOG => {
+                let names = plain_keys.iter().map(|key| format!("{key}{}", users::LOG_ENDING)).collect();
+                let logs = FullLogs::of_textbook(connection.clone(), names).await?;
+                user.prepared(move || logs.clone().restore())
+            }
+            _ => user,
+        });
     }
     for ceiling in &ceilings::ALL {
         let commands = ceilings::Commands::load(connection.clone(), ceiling, &plain_keys).await?;
@@ -126,9 +137,15 @@ async fn measure_here(plan: &Plan, server: &RedisServer, has_cell: bool) -> Resu
     }
     if has_cell {
         let throttle = cell::Throttle(connection.clone());
-        contestants.push(contestant(cell::NAME, cell::ABOUT, &keys("cell:", plan.keys), throttle));
+        contestants.push(contestant(
+            cell::NAME,
+            &cell::about(server).await?,
+            &keys("cell:", plan.keys),
+            throttle,
+        ));
     }
     contestants.extend(ours(&store, &plain_keys).await?);
+    contestants.push(our_full_logs(server, connection.clone(), &plain_keys).await?);
 
     let mut gates = Vec::new();
     for (name, cache, callers) in [
@@ -169,14 +186,13 @@ async fn ours(store: &Arc<dyn Store>, keys: &Keys) -> Result<Vec<Contestant>, St
     let span = Micros::from_secs(600);
     let fixed = |name| limit(name, Limit::fixed_window(1_000_000, span));
     let counter = |name| limit(name, Limit::sliding_window_counter(1_000_000, span));
-    let log = limit("log", Limit::sliding_window(100, Micros::from_secs(10)))?;
     let leases = limit("leases", Limit::concurrency(1_000, Micros::from_secs(10)))?;
     let three = vec![bucket("three-a")?, fixed("three-b")?, counter("three-c")?];
 
     for limit in [&single, &many, &three[0]] {
         fill(&**store, limit, keys, used).await?;
     }
-    for limit in [&fixed("fixed")?, &counter("counter")?, &log, &three[1], &three[2]] {
+    for limit in [&fixed("fixed")?, &counter("counter")?, &three[1], &three[2]] {
         fill(&**store, limit, keys, Cost::ONE).await?;
     }
 
@@ -187,11 +203,28 @@ async fn ours(store: &Arc<dyn Store>, keys: &Keys) -> Result<Vec<Contestant>, St
         contestant(SINGLE, "one check a call", keys, charges(vec![single])),
         contestant(SIXTEEN, &about, keys, sixteen),
         contestant(FIXED, "one check a call", keys, charges(vec![fixed("fixed")?])),
-        contestant(LOG, "100 in any 10 s: an exact log", keys, charges(vec![log])),
         contestant(COUNTER, "one check a call", keys, charges(vec![counter("counter")?])),
         contestant(LEASES, "reserve and release: two calls for one check", keys, reserves),
         contestant(THREE, "bucket, window and counter of one key in one charge", keys, charges(three)),
     ])
+}
+
+/// A sliding window whose keys have a hundred entries each, by a store of its own, so that its keys can be found.
+async fn our_full_logs(
+    server: &RedisServer,
+    connection: MultiplexedConnection,
+    keys: &Keys,
+) -> Result<Contestant, String> {
+    const PREFIX: &str = "logs:";
+    let mut options = RedisOptions::new(server.url());
+    (options.timeout, options.prefix) = (TIMEOUT, PREFIX.to_owned());
+    let store: Arc<dyn Store> = Arc::new(RedisStore::new(options).map_err(|error| error.to_string())?);
+    let window = Micros::from_secs(full_logs::WINDOW_SECONDS);
+    let log = limit("log", Limit::sliding_window(full_logs::LIMIT, window))?;
+    let logs = FullLogs::of_store(connection, &*store, PREFIX, &log, keys).await?;
+    let charges = Charges { store, limits: [log].into() };
+    let about = format!("{} in any hour, 100 used: an exact log", full_logs::LIMIT);
+    Ok(contestant(LOG, &about, keys, charges).prepared(move || logs.clone().restore()))
 }
 
 /// A steady load, ours and INCR's by turns.

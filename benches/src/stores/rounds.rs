@@ -23,11 +23,15 @@ pub(crate) struct Plan {
 
 type Turn<'a> = Pin<Box<dyn Future<Output = Tally> + 'a>>;
 
+type Prepared = Pin<Box<dyn Future<Output = Result<(), String>>>>;
+
 /// Who takes part.
 pub(crate) struct Contestant {
     pub(crate) name: &'static str,
     pub(crate) about: String,
     warms_up: bool,
+    /// Before each turn, and not measured.
+    prepare: Option<Box<dyn Fn() -> Prepared>>,
     run: Box<dyn Fn(Duration) -> Turn<'static>>,
 }
 
@@ -45,7 +49,15 @@ impl Contestant {
             let (callers, keys) = ((0..callers).map(|_| make()).collect(), keys.clone());
             Box::pin(async move { closed_loop(callers, &keys, duration).await })
         };
-        Contestant { name, about: about.into(), warms_up: true, run: Box::new(run) }
+        Contestant { name, about: about.into(), warms_up: true, prepare: None, run: Box::new(run) }
+    }
+
+    /// Does this before each turn: for a state that a turn would change.
+    pub(crate) fn prepared<F>(self, prepare: impl Fn() -> F + 'static) -> Contestant
+    where
+        F: Future<Output = Result<(), String>> + 'static,
+    {
+        Contestant { prepare: Some(Box::new(move || Box::pin(prepare()))), ..self }
     }
 
     /// Another program, which brings its own callers and says how it went. It starts afresh in each turn.
@@ -61,7 +73,7 @@ impl Contestant {
             };
             Box::pin(std::future::ready(tally))
         };
-        Contestant { name, about: about.into(), warms_up: false, run: Box::new(run) }
+        Contestant { name, about: about.into(), warms_up: false, prepare: None, run: Box::new(run) }
     }
 }
 
@@ -123,6 +135,12 @@ pub(crate) async fn run(plan: &Plan, contestants: Vec<Contestant>, server: &Serv
         for turn in 0..contestants.len() {
             let number = (round + turn) % contestants.len();
             let (contestant, cell) = (&contestants[number], &mut cells[number]);
+            if let Some(prepare) = &contestant.prepare
+                && let Err(failure) = prepare().await
+            {
+                let failure = Some(format!("preparing the turn: {failure}"));
+                cell.tally.join(Tally { failed: 1, failure, ..Tally::default() });
+            }
             if contestant.warms_up {
                 cell.asked += (contestant.run)(plan.turn / 8).await.checks;
             }

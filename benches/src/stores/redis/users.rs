@@ -4,6 +4,7 @@
 use redis::aio::MultiplexedConnection;
 use tollgate_store::ChargeId;
 
+use super::full_logs;
 use crate::stores::load::{Answer, Caller, Draw};
 
 /// A text-book script, and what it is asked.
@@ -22,15 +23,18 @@ pub(super) struct UserScript {
 
 pub(crate) const WINDOW: &str = "text-book INCR + EXPIRE";
 pub(crate) const COUNTER: &str = "text-book hash counter";
-pub(crate) const LOG: &str = "text-book sorted-set log";
+pub(crate) const LOG: &str = "text-book sorted-set log (100 entries)";
 pub(crate) const SEMAPHORE: &str = "text-book semaphore";
 pub(crate) const THREE: &str = "text-book three limits";
+
+/// What the key of a log ends with.
+pub(super) const LOG_ENDING: &str = ":l";
 
 /// All of them, with the numbers of our own cells.
 pub(super) const ALL: [UserScript; 5] = [
     UserScript {
         name: WINDOW,
-        about: "admits no more than its limit in a window; refused calls count too",
+        about: "never above its limit; a window lasts up to a ms too long; refused calls count too",
         text: include_str!("textbook/window.lua"),
         endings: &[":w"],
         arguments: &["1000000", "600"],
@@ -50,8 +54,8 @@ pub(super) const ALL: [UserScript; 5] = [
         name: LOG,
         about: "exact while no two calls have one name (in a race and at every instant that was tried)",
         text: include_str!("textbook/log.lua"),
-        endings: &[":l"],
-        arguments: &["100", "10"],
+        endings: &[LOG_ENDING],
+        arguments: &[full_logs::LIMIT_TEXT, full_logs::WINDOW_TEXT],
         is_named: true,
         is_released: false,
     },
@@ -66,7 +70,7 @@ pub(super) const ALL: [UserScript; 5] = [
     },
     UserScript {
         name: THREE,
-        about: "bucket, window and counter; exact in a race; fractions round where they are not whole microseconds",
+        about: "bucket, window and counter; exact in a race; refuses at the instant at which there is room, as these alone do",
         text: include_str!("textbook/three.lua"),
         endings: &[":3b", ":3w", ":3c"],
         arguments: &["1000000", "600", "4", "2400"],

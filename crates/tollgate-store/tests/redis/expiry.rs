@@ -6,7 +6,7 @@ use tollgate_kernel::Rate;
 use tollgate_store::{ChargeId, Hold, Limit, Micros, RedisStore, Settled, Settlement, Store, StoredLimit};
 use tollgate_testkit::redis::RedisServer;
 
-use super::{beside_others, costing, item, keys, one_of_each, store_on};
+use super::{beside_others, costing, item, keys, one_of_each, store_on, used};
 
 const LONG: Micros = Micros::from_secs(600);
 
@@ -134,6 +134,58 @@ async fn an_expiry_that_was_removed_comes_back_with_the_next_touch() {
             assert_eq!(settle(&store, held.id, settlement.clone()).await, Settled::Done);
             all_run_out(&server, &store, &format!("{settlement:?}, {}", limit.name));
             store.forget(&limit, "k").await.expect("a reset");
+        }
+    }
+}
+
+/// How often the server has run a command, since its start.
+fn runs_of(server: &RedisServer, command: &str) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]).expect("info").text();
+    let start = format!("cmdstat_{command}:calls=");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&start));
+    line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+/// Somebody makes every expiry shorter between two charges.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expiry_that_is_too_short_becomes_long_enough_with_the_next_charge() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    let limits = one_of_each(9);
+    let all: Vec<_> = limits.iter().map(|limit| item(limit, "k")).collect();
+    let alone = all.iter().map(std::slice::from_ref);
+    for charge in alone.chain([&all[..3], &all[2..6]]) {
+        let store = store_on(&server, None);
+        for _ in 0..3 {
+            assert!(store.charge(charge, None).await.expect("a charge").allowed);
+            for key in keys(&server, store.prefix()) {
+                // Every state is needed for more than ten minutes.
+                let left = server.command(&["PTTL", &key]).expect("pttl").int().expect("a number");
+                assert!(left > 500_000, "{key} lasts for {left} ms");
+                server.command(&["PEXPIRE", &key, "60000"]).expect("pexpire");
+            }
+        }
+    }
+}
+
+/// The count of an open window changes in place, alone and with other limits.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_window_changes_in_place() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    let limits = one_of_each(1_000);
+    for charge in [&["fixed-window"][..], &["sliding-counter"], &["token-bucket", "clock-window"]] {
+        let store = store_on(&server, None);
+        let limits = limits.iter().filter(|limit| charge.contains(&limit.name.as_str()));
+        let parts: Vec<_> = limits.map(|limit| item(limit, "k")).collect();
+        let before = runs_of(&server, "setrange");
+        for _ in 0..50 {
+            assert!(store.charge(&parts, None).await.expect("a charge").allowed);
+        }
+        // Not all of them: where the ms changes while the script runs, the state is written with its expiry.
+        assert!(runs_of(&server, "setrange") > before + 5, "{charge:?}");
+        for part in &parts {
+            assert_eq!(used(&store, part.limit, "k").await, 50, "{charge:?}");
         }
     }
 }

@@ -5,7 +5,9 @@
 //! (`users.rs`) and in docs/benchmarks.md; a script that fares otherwise than it says there fails its test.
 
 use tollgate_store::conformance::cases::ORIGIN;
-use tollgate_store::{Limit, ManualClock, MemoryOptions, MemoryStore, Micros, Store, StoredLimit};
+use tollgate_store::{
+    Limit, ManualClock, MemoryOptions, MemoryStore, Micros, Store, StoredCharge, StoredLimit,
+};
 use tollgate_testkit::redis::RedisServer;
 
 use crate::item;
@@ -72,13 +74,37 @@ async fn in_a_race_no_textbook_script_admits_more_than_its_limit() {
     }
 }
 
+/// The expiry of a key as the script itself, by the clock of the test: Redis counts from the whole ms of its clock, and a key is there
+/// up to and including the ms of its expiry. The last argument but one is the test's time in s, and the last the rest in us.
+const EXPIRES: &str = "\
+local now_ms = ARGV[#ARGV - 1] * 1000 + math.floor(ARGV[#ARGV] / 1000)
+for _, key in ipairs(KEYS) do
+  local until_ms = redis.call('GET', key .. ':until')
+  if until_ms and now_ms > tonumber(until_ms) then redis.call('DEL', key, key .. ':until') end
+end
+local function expire(key, seconds)
+  redis.call('SET', key .. ':until', string.format('%d', now_ms + seconds * 1000))
+end
+";
+
 /// How often a script, asked at the instants at which its answer changes, said something else than our store: how often it admitted what
 /// does not fit, and how often it refused what does.
-async fn differences(script: &str, keys: usize, arguments: &[&str], limit: Limit) -> (u32, u32) {
+async fn differences<const N: usize>(
+    script: &str,
+    keys: usize,
+    arguments: &[&str],
+    limits: [Limit; N],
+) -> (u32, u32) {
     let server = RedisServer::start();
     // The server's clock is the test's: its two numbers are the last arguments.
     let script = script.replace("redis.call('TIME')", "{ARGV[#ARGV - 1], ARGV[#ARGV]}");
-    let limit = StoredLimit::new("textbook", limit);
+    let script = format!("{EXPIRES}{}", script.replace("redis.call('EXPIRE', ", "expire("));
+    let limits: Vec<StoredLimit> = limits
+        .into_iter()
+        .enumerate()
+        .map(|(number, limit)| StoredLimit::new(format!("textbook-{number}"), limit))
+        .collect();
+    let parts: Vec<StoredCharge<'_>> = limits.iter().map(|limit| item(limit, "k")).collect();
     let (mut over, mut under) = (0, 0);
     let mut name = 0;
     // Begins at many places within a second, and at none twice.
@@ -96,13 +122,14 @@ async fn differences(script: &str, keys: usize, arguments: &[&str], limit: Limit
             let mut arguments: Vec<String> = arguments.iter().map(|text| (*text).into()).collect();
             arguments.extend([format!("{name}.{call}"), seconds.to_string(), rest.to_string()]);
             let theirs = ask(&server, &script, &keys_of(&format!("k{name}"), keys), &arguments);
-            let ours = memory.charge(&[item(&limit, "k")], None).await.unwrap();
+            let ours = memory.charge(&parts, None).await.unwrap();
             match (theirs, ours.allowed) {
                 (true, false) => over += 1,
                 (false, true) => under += 1,
                 _ => {
                     // Refused, it is asked again a microsecond before there is room, and then when there is.
-                    match ours.outcomes[0].retry_after.map(Micros::get) {
+                    let waits = ours.outcomes.iter().filter_map(|outcome| outcome.retry_after);
+                    match waits.max().map(Micros::get) {
                         Some(wait) if wait > 1 => clock.advance(Micros::new(wait - 1)),
                         Some(_) => clock.advance(Micros::new(1)),
                         None => clock.advance(Micros::new(round * 1_013)),
@@ -120,17 +147,23 @@ async fn differences(script: &str, keys: usize, arguments: &[&str], limit: Limit
 async fn textbook_scripts_beside_our_store_at_the_instants_that_matter() {
     let window = Micros::from_secs(600);
     let leases = Limit::concurrency(5, window).unwrap();
-    let log = differences(LOG, 1, &["5", "600"], Limit::sliding_window(5, window).unwrap()).await;
+    let fixed = |limit| Limit::fixed_window(limit, window).unwrap();
+    let counts = |limit| Limit::sliding_window_counter(limit, window).unwrap();
+    let bucket = |rate: &str, burst| Limit::token_bucket(rate, burst).unwrap();
+    let log = differences(LOG, 1, &["5", "600"], [Limit::sliding_window(5, window).unwrap()]).await;
     assert_eq!(log, (0, 0), "the sorted-set log is exact");
-    let semaphore = differences(SEMAPHORE, 1, &["5", "600"], leases).await;
+    let semaphore = differences(SEMAPHORE, 1, &["5", "600"], [leases]).await;
     assert_eq!(semaphore, (0, 0), "the semaphore is exact");
-    let rate = Limit::token_bucket("900/h", 5).unwrap();
-    let three = differences(THREE, 3, &["1000000", "600", "0.25", "5"], rate).await;
+    let (over, under) = differences(WINDOW, 1, &["5", "600"], [fixed(5)]).await;
+    assert!(over == 0 && under > 0, "a window lasts up to a ms too long: {over} over, {under} under");
+    let three = differences(THREE, 3, &["1000000", "600", "0.25", "5"], [bucket("900/h", 5)]).await;
     assert_eq!(three, (0, 0), "the bucket of three limits is exact for an interval of whole seconds");
-    let counts = Limit::sliding_window_counter(5, window).unwrap();
-    let (over, under) = differences(COUNTER, 1, &["5", "600"], counts).await;
+    // The window and the counter of three limits, which have one limit: the bucket has room.
+    let all = [bucket("900/h", 1_000), fixed(5), counts(5)];
+    let (over, under) = differences(THREE, 3, &["5", "600", "0.25", "1000"], all).await;
+    assert!(over == 0 && under > 0, "three limits refuse as their parts do: {over} over, {under} under");
+    let (over, under) = differences(COUNTER, 1, &["5", "600"], [counts(5)]).await;
     assert!(over == 0 && under > 0, "the counter's fractions refuse at the instant at which there is room");
-    let rate = Limit::token_bucket("7/h", 5).unwrap();
-    let (over, under) = differences(GCRA, 1, &["5", "7", "3600", "1"], rate).await;
+    let (over, under) = differences(GCRA, 1, &["5", "7", "3600", "1"], [bucket("7/h", 5)]).await;
     assert!(over > 0 && under == 0, "an interval that is not of whole microseconds is admitted too early");
 }

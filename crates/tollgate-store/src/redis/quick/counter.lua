@@ -25,6 +25,15 @@ length_us_N, start_us_N, prev_N, cur_N, 0, 0, 0, 0
 --- answer
 (value_N or NO_COUNTS)
 
+--- change
+-- The same window as before: only its count changes, in place, if the key expires late enough.
+if value_N and after_start_us_N == start_us_N then
+  local left_ms = each('PTTL', key_N)
+  if type(left_ms) == 'number' and left_ms + next_ms > (after_start_us_N + late_us_N) / 1000 then
+    is_changed = type(each('SETRANGE', key_N, '23', pack('>I7', after_cur_N))) == 'number'
+  end
+end
+
 --- make
 local new_N = pack('>c2I7I7I7I7', '\2c', window_us_N, after_start_us_N, after_prev_N, after_cur_N)
 local ms_N = format('%d', (after_start_us_N + late_us_N) / 1000)

@@ -1,5 +1,5 @@
--- Fast path of leases in a single block with room for one more, which ends last. any_leases.lua charges all others, and makes all
--- denials.
+-- Fast path of leases in a single block with room for one more, which ends last. any_leases.lua charges all others. The arithmetic is
+-- that of concurrency.lua.
 
 --- constants
 local limit_N, lease_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
@@ -22,15 +22,25 @@ if value_N then
     ended_us, gone = read('>I7I7', value_N, from_N)
   end
 end
-local allowed_N = cost_N > 0 and cost_N <= limit_N - total_N
-if not allowed_N then break end
-local fresh_at_us_N, slack_us_N, left_us_N = last_us_N, lease_us_N, last_us_N > now_us and last_us_N - now_us or 0
+local allowed_N, wait_us_N = cost_N > 0 and cost_N <= limit_N - total_N, 0
+if cost_N > 0 and not allowed_N then
+  -- Until enough of the leases that end first have ended.
+  local at, over = from_N, total_N - (limit_N - cost_N)
+  repeat
+    local end_us, held = read('>I7I7', value_N, at)
+    at, over, wait_us_N = at + 30, over - held, end_us - now_us
+  until over <= 0 or at >= size_N
+end
+-- A hold lasts as long as its leases, but for a lease that is denied in shadow mode.
+if is_hold and not allowed_N and ARGV[at_N + 1] == '1' then break end
+local left_us_N = last_us_N > now_us and last_us_N - now_us or 0
+local fresh_at_us_N, slack_us_N = now_us + left_us_N, lease_us_N
 
 --- found
-total_N, 0, left_us_N
+total_N, wait_us_N, left_us_N
 
 --- answer
-pack('>I7I7I7', total_N, 0, left_us_N)
+pack('>I7I7I7', total_N, wait_us_N, left_us_N)
 
 --- make
 local new_N

@@ -1,5 +1,5 @@
--- Fast path of a log in a single block, with the retention time of this window and room for the cost. any_log.lua charges all
--- others, and makes all denials.
+-- Fast path of a log in a single block with room for one more, and with the retention time of this window. any_log.lua charges all
+-- others. The arithmetic is that of sliding_window.lua.
 
 --- constants
 local limit_N, window_us_N = ARGV[at_N + 5] + 0, ARGV[at_N + 6] + 0
@@ -22,17 +22,24 @@ if value_N then
     at_us, gone = read('>I7I7', value_N, from_N)
   end
 end
-local allowed_N = cost_N > 0 and cost_N <= limit_N - total_N
-if not allowed_N then break end
+local allowed_N, wait_us_N = cost_N > 0 and cost_N <= limit_N - total_N, 0
+if cost_N > 0 and not allowed_N then
+  -- Until enough of the oldest entries have run out.
+  local at, over = from_N, total_N - (limit_N - cost_N)
+  repeat
+    local at_us, charged = read('>I7I7', value_N, at)
+    at, over, wait_us_N = at + 14, over - charged, at_us + window_us_N - now_us
+  until over <= 0 or at >= size_N
+end
 local last_us_N = newest_us_N + window_us_N - now_us
 if last_us_N < 0 then last_us_N = 0 end
 local counts_from_us_N, fresh_at_us_N, slack_us_N = now_us, newest_us_N + window_us_N, window_us_N
 
 --- found
-total_N, 0, last_us_N
+total_N, wait_us_N, last_us_N
 
 --- answer
-pack('>I7I7I7', total_N, 0, last_us_N)
+pack('>I7I7I7', total_N, wait_us_N, last_us_N)
 
 --- make
 local new_N

@@ -23,6 +23,15 @@ end_us_N, count_N, start_us_N
 --- answer
 (value_N or NO_WINDOW)
 
+--- change
+-- The window is still open: only its count changes, in place, if the key expires late enough.
+if value_N and after_us_N == end_us_N then
+  local left_ms = each('PTTL', key_N)
+  if type(left_ms) == 'number' and left_ms + next_ms > (after_us_N + late_us_N) / 1000 then
+    is_changed = type(each('SETRANGE', key_N, '9', pack('>I7', after_N))) == 'number'
+  end
+end
+
 --- make
 local new_N = pack('>c2I7I7I7', '\2w', after_us_N, after_N, after_start_us_N)
 local ms_N = format('%d', (after_us_N + late_us_N) / 1000)

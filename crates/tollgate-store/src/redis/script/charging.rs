@@ -4,8 +4,9 @@
 //! the charge.
 //!
 //! A quick text has sections: `constants` reads the arguments of a part, `look` reads its state, `found` are the numbers of the
-//! answer, `answer` is the same in the encoding of the answer, and `make` is the new state. `_N` in a name is replaced by the
-//! number of the part. `shape.rs` picks a script by [`charging`].
+//! answer, `answer` is the same in the encoding of the answer, and `make` is the new state. If there is a section `change`, it
+//! first tries to change the stored state in place, which costs a server less than a `SET` with an expiry, and sets `is_changed`.
+//! `_N` in a name is replaced by the number of the part. `shape.rs` picks a script by [`charging`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -176,13 +177,19 @@ fn quick_loop(strategies: &[Strategy]) -> String {
             |(index, parts): (usize, &StrategyText)| section(parts.quick, name, &(index + 1).to_string());
         parts.iter().enumerate().map(one).collect()
     };
-    let (constants, looks, makes) = (of("constants"), of("look"), of("make"));
+    let (constants, looks, changes, makes) = (of("constants"), of("look"), of("change"), of("make"));
     let found = of("found").join(", ");
     let answers = of("answer").join(" .. ");
     let list = |each: &dyn Fn(usize) -> String, between: &str| {
         (1..=parts.len()).map(each).collect::<Vec<_>>().join(between)
     };
-    let mut text = "local lasts_us = ttl_us\n".to_owned();
+    // `next_ms` is the ms after the present one of the server's clock: PTTL plus this is above an instant in ms iff the key expires
+    // no earlier than the whole ms of that instant, which is what a `SET` would write. PTTL goes by a clock that may advance while
+    // the script runs, so a key may seem to expire earlier than it does, and then its state is written with its expiry.
+    let mut text = "local lasts_us = ttl_us
+local next_ms = time[1] * 1000 + math.floor(time[2] / 1000) + 1
+"
+    .to_owned();
     for (index, constants) in constants.iter().enumerate() {
         let (n, at) = (index + 1, 4 + 10 * index);
         let _ = write!(
@@ -268,17 +275,25 @@ has_room, is_begun = has_room == nil or has_room, true
 end
 "
     );
-    for (index, make) in makes.iter().enumerate() {
+    for (index, (change, make)) in changes.iter().zip(&makes).enumerate() {
         let n = index + 1;
-        let _ = write!(
-            text,
-            "if fits and allowed_{n} then
-{make}
+        let write = format!(
+            "{make}
 if each('SET', key_{n}, new_{n}, 'PXAT', ms_{n}).err then
 if is_begun then answer = {{ok = 'FAILED'}} end
 break
 end
-is_begun = true
+"
+        );
+        let write = match change.is_empty() {
+            true => write,
+            // What is refused in place, for whatever reason, is tried again whole.
+            false => format!("local is_changed = false\n{change}\nif not is_changed then\n{write}end\n"),
+        };
+        let _ = write!(
+            text,
+            "if fits and allowed_{n} then
+{write}is_begun = true
 end
 "
         );
