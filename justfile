@@ -40,7 +40,16 @@ soak hours="2":
 deny:
     cargo test -p tollgate --features config --test dependencies
 
+# The same file and the advisories, by cargo-deny where it is installed.
+advisories:
+    if cargo deny --version >/dev/null 2>&1; then cargo deny check; else echo "cargo-deny is not installed: cargo install cargo-deny --locked --version 0.20.2"; fi
+
 # Mutants of the kernel, one part of twelve: docs/testing.md.
 mutants part="0/12":
     cargo install cargo-mutants --locked --version 27.1.0
     PROPTEST_CASES=40 CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo mutants -p tollgate-kernel --sharding round-robin --shard {{part}} --timeout 30 -- --lib --tests
+
+# Mutants of the engine, one part of twelve. The tests are the library's own and tests/library, which need no service.
+mutants-engine part="0/12":
+    cargo install cargo-mutants --locked --version 27.1.0
+    PROPTEST_CASES=40 CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo mutants -p tollgate --file 'crates/tollgate/src/engine*' --file 'crates/tollgate/src/engine/**' --sharding round-robin --shard {{part}} --timeout 120 -- --lib --test library

@@ -128,7 +128,7 @@ impl App {
         metrics: metrics_exporter_prometheus::PrometheusHandle,
         stats: Arc<Stats>,
     ) -> App {
-        stats.namespaces().show(config.namespaces());
+        stats.show_namespaces(config.namespaces());
         App {
             bounds: Bounds::of(&config.server),
             fleet: Fleet::new(&config),

@@ -3,6 +3,7 @@
 //!
 //! What a server says is what anybody who reaches it may see (`/v1/server`, `/metrics`): numbers and names, and no key.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,6 +29,9 @@ const AVERAGED: u64 = 5;
 
 /// How many limits that fall back are named.
 const NAMED: usize = 8;
+
+/// Of how many limits a server says what it decides: the busiest.
+const BUSIEST: usize = 64;
 
 /// The longest name that a server is shown by.
 const LONGEST_NAME: usize = 64;
@@ -62,6 +66,9 @@ pub(crate) struct Server {
     denied: f64,
     would_deny: f64,
     fell_back: f64,
+    /// The first three of these for each of the busiest limits, as many as fit into a record.
+    #[serde(default)]
+    by_limit: BTreeMap<String, [f64; 3]>,
     /// Of the last minutes; `None` while nothing was timed.
     p50_ns: Option<u64>,
     p99_ns: Option<u64>,
@@ -111,6 +118,7 @@ impl Fleet {
             denied,
             would_deny,
             fell_back,
+            by_limit: app.stats.rates_by_limit(second, AVERAGED, BUSIEST).into_iter().collect(),
             p50_ns: latency.map(|latency| ns(latency.p50)),
             p99_ns: latency.map(|latency| ns(latency.p99)),
             config: state.revision.clone(),
@@ -126,7 +134,7 @@ impl Fleet {
     async fn announce(&self, app: &App) -> Result<(), tollgate::Error> {
         let gate = app.state().gate.clone();
         let now = gate.records(RecordKind::Server, Some(0)).await?.now;
-        let payload = serde_json::to_string(&self.this(app)).unwrap_or_default();
+        let payload = payload(self.this(app));
         let record = Record { id: self.id.clone(), payload, ends: Some(now.saturating_add(HOLDS)) };
         gate.put_record(RecordKind::Server, &record).await.map(drop)
     }
@@ -172,6 +180,19 @@ impl Fleet {
     }
 }
 
+/// The text of a record. Where it would be too long, limits are left out, those first that decide least.
+fn payload(mut server: Server) -> String {
+    loop {
+        let text = serde_json::to_string(&server).unwrap_or_default();
+        let busy = |rates: &[f64; 3]| rates.iter().sum::<f64>();
+        let least = server.by_limit.iter().min_by(|(_, one), (_, other)| busy(one).total_cmp(&busy(other)));
+        match least.map(|(name, _)| name.clone()) {
+            Some(name) if text.len() > Record::MOST_BYTES => server.by_limit.remove(&name),
+            _ => return text,
+        };
+    }
+}
+
 /// The name of this machine.
 fn hostname() -> String {
     let read = std::fs::read_to_string("/proc/sys/kernel/hostname")
@@ -203,6 +224,25 @@ pub(crate) async fn take_part(app: Arc<App>) {
 mod tests {
     use super::*;
     use crate::app::tests::app;
+
+    /// The longest names that there are, and more limits than are said of.
+    #[tokio::test]
+    async fn a_record_has_room_for_the_busiest_limits() {
+        let app = app();
+        let rates = |number: u32| [f64::from(number) + 0.2, 1.0, 0.0];
+        let of = |name: &dyn Fn(u32) -> String| {
+            let by_limit = (0..64).map(|number| (name(number), rates(number))).collect();
+            let text = payload(Server { by_limit, ..app.fleet.this(&app) });
+            assert!(text.len() <= Record::MOST_BYTES, "{}", text.len());
+            serde_json::from_str::<Server>(&text).expect("JSON").by_limit
+        };
+        assert_eq!(of(&|number| format!("tenant-{number}.requests")).len(), 64);
+        let long = |number: u32| format!("{number:02}{}", "x".repeat(62));
+        let busiest = of(&long);
+        assert!((20..64).contains(&busiest.len()), "{}", busiest.len());
+        let names = (64 - busiest.len()..64).map(|number| long(u32::try_from(number).expect("few")));
+        assert!(names.eq(busiest.into_keys()), "the busiest are left");
+    }
 
     #[tokio::test]
     async fn a_server_says_that_it_is_up_and_sees_the_others() {

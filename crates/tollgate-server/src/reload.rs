@@ -175,7 +175,7 @@ fn try_reload(app: &App, file: &Path) -> Result<Applied, Refusal> {
         applied.gone =
             gate.policy().rules().iter().map(Rule::name).filter(is_gone).map(str::to_owned).collect();
         gate.show_namespaces(config.namespaces());
-        app.stats.namespaces().show(config.namespaces());
+        app.stats.show_namespaces(config.namespaces());
         gate.reload(app.overrides.over(&config.gate.policy)).map_err(|error| error.to_string())?;
         Ok::<_, String>(State::new(gate, config))
     })?;

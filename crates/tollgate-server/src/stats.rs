@@ -1,8 +1,8 @@
 //! What the page shows of decisions: how many a second under each limit, who is denied most, how long they take.
 //!
 //! An observer of the gate, so it sees every decision of every face and can change none. Admissions by counters in this
-//! process reach it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs a look in
-//! a map and a look through 64 numbers, in a table that few threads share. The current second is set once a second from outside ([`Stats::tick`]), not read from a
+//! process reach it as numbers, 64 at a time, so that a check costs what it does without a page; a denial costs one hash of its key, one lock that few threads
+//! share (`striped.rs`), a look through 64 numbers and no allocation. The current second is set once a second from outside ([`Stats::tick`]), not read from a
 //! clock, after the gate was asked to hand over what it had counted. Everything is bounded: five minutes of seconds (`ring.rs`), an hour of
 //! minutes and a day of quarters of an hour (`history.rs`), so many keys a limit
 //! (`offenders.rs`), the last decisions about keys (`recent.rs`), a few histograms (`latency.rs`), what a row shows at a glance (`glance.rs`). The metrics are in the library, and are the ones to keep.
@@ -14,25 +14,26 @@ pub(crate) mod namespaces;
 pub(crate) mod offenders;
 pub(crate) mod recent;
 pub(crate) mod ring;
+mod striped;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::{fast, quality};
 use parking_lot::{Mutex, RwLock};
-use tollgate::Clock;
 use tollgate::telemetry::Telemetry;
 use tollgate::telemetry::{Admissions, Event, Observer};
 
 use self::glance::Glance;
 use self::history::History;
 use self::latency::Latency;
-use self::namespaces::Namespaces;
-use self::offenders::{LastOutcome, Offender, StripedOffenders, Who};
+use self::namespaces::{Namespaces, OfNamespace};
+use self::offenders::{LastOutcome, Offender, Offenders, Who};
 use self::recent::{Decisions, Recent};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
+use self::striped::Striped;
 
 use crate::config::Config;
 
@@ -43,13 +44,13 @@ const LONGEST_SHOWN: usize = 256;
 pub(crate) struct Stats {
     /// The second that is being counted, since 1970.
     second: AtomicU64,
-    limits: RwLock<HashMap<String, OfLimit, fast::RandomState>>,
+    /// Locked after a table of `noted`, never before one.
+    limits: RwLock<HashMap<Arc<str>, Arc<OfLimit>, fast::RandomState>>,
     latency: Mutex<Latency>,
     telemetry: Telemetry,
     /// Tells keys apart. Seeded at random: a caller that makes keys up would have to guess which of them are taken for one.
     hashes: quality::RandomState,
-    decisions: Decisions,
-    namespaces: Namespaces,
+    noted: Striped<Noted>,
     settings: Settings,
 }
 
@@ -67,12 +68,30 @@ impl Settings {
     }
 }
 
-#[derive(Default)]
 struct OfLimit {
+    name: Arc<str>,
     ring: Ring,
     history: Mutex<History>,
-    offenders: StripedOffenders,
     glance: Glance,
+}
+
+impl OfLimit {
+    fn new(name: Arc<str>) -> OfLimit {
+        OfLimit { name, ring: Ring::default(), history: Mutex::default(), glance: Glance::default() }
+    }
+}
+
+/// What is noted of single decisions, by some of the threads.
+#[derive(Default)]
+struct Noted {
+    limits: HashMap<Arc<str>, NotedOfLimit, fast::RandomState>,
+    namespaces: Namespaces,
+    decisions: Decisions,
+}
+
+struct NotedOfLimit {
+    counts: Arc<OfLimit>,
+    offenders: Offenders,
 }
 
 /// How many seconds after its end a second goes into the history: who is late by as much has been counted then.
@@ -87,8 +106,7 @@ impl Stats {
             latency: Mutex::new(Latency::new(second)),
             telemetry,
             hashes: quality::RandomState::default(),
-            decisions: Decisions::default(),
-            namespaces: Namespaces::default(),
+            noted: Striped::default(),
             settings,
         })
     }
@@ -124,9 +142,11 @@ impl Stats {
         self.second.store(second, Ordering::Relaxed);
         // A limit that a reload has taken away is forgotten once there is nothing to show of it.
         if last / SECONDS != second / SECONDS {
-            self.limits
-                .write()
-                .retain(|_, limit| limit.ring.is_in_use() || limit.history.lock().is_in_use(second));
+            // All tables are locked, so that none goes on with counts that are forgotten.
+            let mut tables: Vec<_> = self.noted.each().collect();
+            let mut limits = self.limits.write();
+            limits.retain(|_, limit| limit.ring.is_in_use() || limit.history.lock().is_in_use(second));
+            tables.iter_mut().for_each(|table| table.limits.retain(|name, _| limits.contains_key(name)));
         }
     }
 
@@ -162,6 +182,25 @@ impl Stats {
         sums.map(|sum| sum as f64 / count.max(1) as f64)
     }
 
+    /// What each of the busiest limits decided a second, over the last few: allowed, denied, would have denied; at most so many.
+    #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+    pub(crate) fn rates_by_limit(&self, second: u64, count: u64, most: usize) -> Vec<(String, [f64; 3])> {
+        let limits = self.limits.read();
+        let sums = limits.iter().map(|(name, limit)| {
+            let mut sums = [0; 3];
+            for at in second.saturating_sub(count)..second {
+                limit.ring.counts(at).iter().zip(&mut sums).for_each(|(one, sum)| *sum += one);
+            }
+            (name, sums)
+        });
+        let mut busy: Vec<(&Arc<str>, [u64; 3])> =
+            sums.filter(|(_, sums)| sums.iter().any(|&sum| sum > 0)).collect();
+        busy.sort_by_key(|&(name, sums)| (std::cmp::Reverse(sums.iter().sum::<u64>()), name));
+        busy.truncate(most);
+        let rates = |sums: [u64; 3]| sums.map(|sum| sum as f64 / count.max(1) as f64);
+        busy.into_iter().map(|(name, sums)| (name.to_string(), rates(sums))).collect()
+    }
+
     /// Limits that were decided without the store in the last few seconds, by name, at most so many.
     pub(crate) fn falling_back(&self, second: u64, count: u64, most: usize) -> Vec<String> {
         let limits = self.limits.read();
@@ -170,7 +209,7 @@ impl Stats {
                 .any(|at| limit.ring.counts(at)[Counted::FellBack as usize] > 0)
         };
         let mut names: Vec<String> =
-            limits.iter().filter(|(_, limit)| falls(limit)).map(|(name, _)| name.clone()).collect();
+            limits.iter().filter(|(_, limit)| falls(limit)).map(|(name, _)| name.to_string()).collect();
         names.sort();
         names.truncate(most);
         names
@@ -191,13 +230,19 @@ impl Stats {
 
     /// Who was denied most under a limit in the last minutes, at most so many.
     pub(crate) fn offenders(&self, limit: &str, count: usize) -> Vec<Offender> {
-        let limits = self.limits.read();
-        let Some(limit) = limits.get(limit) else { return Vec::new() };
+        let second = self.second();
         // Who they are is worked out when it is asked: most who are denied once are gone before.
-        limit.offenders.top(self.second(), count, |key| Who {
+        let who = |key: &str| Who {
             hash: self.telemetry.key_hash(key),
             key: (self.settings.shows_keys && key.len() <= LONGEST_SHOWN).then(|| key.to_owned()),
-        })
+        };
+        let mut all = Vec::new();
+        for mut table in self.noted.each() {
+            if let Some(noted) = table.limits.get_mut(limit) {
+                noted.offenders.add_to(&mut all, second, &who);
+            }
+        }
+        offenders::most_denied(all, count)
     }
 
     /// The hash under which the log has a key, by its canonical text.
@@ -207,12 +252,23 @@ impl Stats {
 
     /// The last decisions about a key, by its canonical text, newest first.
     pub(crate) fn recent(&self, key: &str) -> Vec<Recent> {
-        self.decisions.of(self.hashes.hash_one(key))
+        let mark = self.hashes.hash_one(key);
+        let mut all = Vec::new();
+        self.noted.each().for_each(|table| table.decisions.add_to(&mut all, mark));
+        recent::newest(all)
+    }
+
+    /// Counts these namespaces by name from now on.
+    pub(crate) fn show_namespaces<'a>(&self, names: impl Iterator<Item = &'a str>) {
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        self.noted.each().for_each(|mut table| table.namespaces.show(&names));
     }
 
     /// What was decided for keys of each namespace in the last minutes.
-    pub(crate) fn namespaces(&self) -> &Namespaces {
-        &self.namespaces
+    pub(crate) fn namespaces(&self, second: u64) -> Vec<OfNamespace> {
+        let mut sums = BTreeMap::new();
+        self.noted.each().for_each(|table| table.namespaces.add_to(&mut sums, second));
+        namespaces::most_denied(sums)
     }
 
     /// How long decisions took, over time.
@@ -225,24 +281,63 @@ impl Stats {
         self.latency.lock().percentiles()
     }
 
+    /// What is counted of a limit, which is made if there is none.
+    fn limit(&self, name: &str) -> Arc<OfLimit> {
+        if let Some(limit) = self.limits.read().get(name) {
+            return limit.clone();
+        }
+        let name: Arc<str> = name.into();
+        let mut limits = self.limits.write();
+        limits.entry(name.clone()).or_insert_with(|| Arc::new(OfLimit::new(name))).clone()
+    }
+
     /// Does something with what is counted of a limit, which is made if there is none.
     fn with_limit(&self, name: &str, work: impl FnOnce(&OfLimit)) {
         if let Some(limit) = self.limits.read().get(name) {
             return work(limit);
         }
-        let mut limits = self.limits.write();
-        work(limits.entry(name.to_owned()).or_default());
+        work(&self.limit(name));
     }
+}
 
-    fn denied(&self, limit: &OfLimit, event: &Event<'_>, second: u64) {
+impl Noted {
+    /// Notes a decision, in the table of this thread.
+    fn decided(&mut self, stats: &Stats, event: &Event<'_>) {
+        let second = stats.second();
+        let numbers = event.outcome.numbers();
+        let counted = Counted::of(numbers.allowed, event.allowed);
+        let noted = match self.limits.get_mut(event.limiter) {
+            Some(noted) => noted,
+            None => {
+                let counts = stats.limit(event.limiter);
+                let name = counts.name.clone();
+                self.limits.entry(name).or_insert(NotedOfLimit { counts, offenders: Offenders::default() })
+            }
+        };
+        let limit = &*noted.counts;
+        limit.ring.count(second, counted);
+        limit.glance.note(second, numbers.remaining, numbers.capacity, !numbers.allowed);
+        if !event.duration.is_zero() {
+            limit.glance.record(second, event.duration);
+        }
+        if event.source.is_fallback() {
+            limit.ring.count(second, Counted::FellBack);
+        }
+        self.namespaces.count(event.namespace, second, counted);
         let Some(key) = event.key.reveal() else { return };
+        let mark = stats.hashes.hash_one(key);
+        if counted == Counted::Allowed {
+            self.decisions.note(mark, &limit.name, event);
+            return;
+        }
         let standing = LastOutcome {
             capacity: event.outcome.capacity(),
             remaining: event.outcome.remaining(),
-            reset_after: event.outcome.numbers().reset_after,
+            reset_after: numbers.reset_after,
             second,
         };
-        limit.offenders.note(self.hashes.hash_one(key), key, standing);
+        let rows = noted.offenders.note(mark, key, standing);
+        self.decisions.note_denial(mark, &limit.name, event, second, rows);
     }
 }
 
@@ -251,30 +346,7 @@ impl Observer for Stats {
         if event.operation == "peek" {
             return;
         }
-        let second = self.second();
-        self.with_limit(event.limiter, |limit| {
-            let counted = Counted::of(event.outcome.numbers().allowed, event.allowed);
-            limit.ring.count(second, counted);
-            let numbers = event.outcome.numbers();
-            limit.glance.note(second, numbers.remaining, numbers.capacity, !numbers.allowed);
-            if !event.duration.is_zero() {
-                limit.glance.record(second, event.duration);
-            }
-            if counted != Counted::Allowed {
-                self.denied(limit, event, second);
-            }
-            if event.source.is_fallback() {
-                limit.ring.count(second, Counted::FellBack);
-            }
-        });
-        self.namespaces.count(
-            event.namespace,
-            second,
-            Counted::of(event.outcome.numbers().allowed, event.allowed),
-        );
-        if let Some(key) = event.key.reveal() {
-            self.decisions.note(self.hashes.hash_one(key), Clock::system().now().get(), event);
-        }
+        self.noted.own().decided(self, event);
         if !event.duration.is_zero() {
             self.latency.lock().record(event.duration);
         }
@@ -346,6 +418,11 @@ mod tests {
         stats.tick(START + 2);
         assert_eq!(seen("api", START + 2), [vec![2, 1], vec![3, 0], vec![0, 0]]);
         assert_eq!(seen("watching", START + 2), [vec![1, 0], vec![0, 0], vec![2, 0]]);
+        let busiest = |most| stats.rates_by_limit(START + 2, 2, most);
+        let [api, watching] = [("api", [1.5, 1.5, 0.0]), ("watching", [0.5, 0.0, 1.0])];
+        let named = |(name, rates): (&str, [f64; 3])| (name.to_owned(), rates);
+        assert_eq!(busiest(9), [named(api), named(watching)]);
+        assert_eq!(busiest(1), [named(api)]);
         assert_eq!(seen("nobody", START + 2), [vec![0, 0], vec![0, 0], vec![0, 0]]);
     }
 

@@ -185,7 +185,16 @@ fn charges_of<'a>(
     cost: impl Fn(Hits) -> Option<u64>,
 ) -> (Vec<usize>, Vec<Charge<'a>>) {
     let of_limits = matched.iter().enumerate().filter_map(|(place, one)| Some((place, one.charge()?)));
-    of_limits.filter_map(|(place, charge)| Some((place, charge.with_cost(cost(charge.hits)?)))).unzip()
+    let costs = of_limits.filter_map(|(place, charge)| Some((place, charge, cost(charge.hits)?)));
+    // Mostly all of them or none.
+    let mut costs = costs.peekable();
+    let room = if costs.peek().is_some() { matched.len() } else { 0 };
+    let (mut places, mut charges) = (Vec::with_capacity(room), Vec::with_capacity(room));
+    for (place, charge, cost) in costs {
+        places.push(place);
+        charges.push(charge.with_cost(cost));
+    }
+    (places, charges)
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 
 use super::ring::Counted;
@@ -14,10 +13,10 @@ const MINUTES: usize = 5;
 /// What other namespaces are counted as.
 const OTHER: &str = "other";
 
-/// Counts of the namespaces that are shown by name, and of the others together.
+/// Counts of the namespaces that are shown by name, and of the others together; of some of the threads.
 #[derive(Default)]
-pub(crate) struct Namespaces {
-    counts: RwLock<BTreeMap<String, Mutex<Minutes>>>,
+pub(super) struct Namespaces {
+    counts: BTreeMap<String, Minutes>,
 }
 
 /// For each minute its number, and how many were allowed, denied and would have been denied.
@@ -35,21 +34,24 @@ pub(crate) struct OfNamespace {
 
 impl Namespaces {
     /// Shows these by name from now on. What others were counted as stays where it was counted.
-    pub(crate) fn show<'a>(&self, names: impl Iterator<Item = &'a str>) {
-        let mut counts = self.counts.write();
-        for name in names.chain([OTHER]) {
-            counts.entry(name.to_owned()).or_default();
+    pub(super) fn show(&mut self, names: &[String]) {
+        for name in names.iter().map(String::as_str).chain([OTHER]) {
+            self.counts.entry(name.to_owned()).or_default();
         }
     }
 
-    pub(super) fn count(&self, namespace: &str, second: u64, what: Counted) {
-        let counts = self.counts.read();
-        let Some(minutes) = counts.get(namespace).or_else(|| counts.get(OTHER)) else { return };
+    pub(super) fn count(&mut self, namespace: &str, second: u64, what: Counted) {
+        let minutes = match self.counts.get_mut(namespace) {
+            Some(minutes) => minutes,
+            None => match self.counts.get_mut(OTHER) {
+                Some(minutes) => minutes,
+                None => return,
+            },
+        };
         let minute = second / 60;
         // Less than MINUTES.
         #[allow(clippy::cast_possible_truncation)]
         let place = (minute % MINUTES as u64) as usize;
-        let mut minutes = minutes.lock();
         let (number, counted) = &mut minutes.0[place];
         if *number != minute {
             (*number, *counted) = (minute, [0; 3]);
@@ -62,36 +64,46 @@ impl Namespaces {
         counted[index] += 1;
     }
 
-    /// Those of which anything was decided in the last minutes, those that were denied most first.
-    pub(crate) fn lately(&self, second: u64) -> Vec<OfNamespace> {
+    /// Adds what was decided in the last minutes.
+    pub(super) fn add_to(&self, sums: &mut BTreeMap<String, [u64; 3]>, second: u64) {
         let oldest = (second / 60).saturating_sub(MINUTES as u64 - 1);
-        let counts = self.counts.read();
-        let sum = |(name, minutes): (&String, &Mutex<Minutes>)| {
-            let minutes = *minutes.lock();
-            let mut sums = [0; 3];
+        for (name, minutes) in &self.counts {
             for (_, counted) in minutes.0.iter().filter(|(number, _)| *number >= oldest) {
-                counted.iter().zip(&mut sums).for_each(|(one, sum)| *sum += one);
+                let sum = sums.entry(name.clone()).or_default();
+                counted.iter().zip(sum).for_each(|(one, sum)| *sum += one);
             }
-            let [allowed, denied, would_deny] = sums;
-            OfNamespace { namespace: name.clone(), allowed, denied, would_deny }
-        };
-        let mut all: Vec<OfNamespace> = counts.iter().map(sum).collect();
-        all.retain(|one| one.allowed + one.denied + one.would_deny > 0);
-        all.sort_by_key(|one| std::cmp::Reverse((one.denied, one.would_deny, one.allowed)));
-        all
+        }
     }
+}
+
+/// Those of which anything was decided, those that were denied most first.
+pub(super) fn most_denied(sums: BTreeMap<String, [u64; 3]>) -> Vec<OfNamespace> {
+    let one = |(namespace, sums): (String, [u64; 3])| {
+        let [allowed, denied, would_deny] = sums;
+        OfNamespace { namespace, allowed, denied, would_deny }
+    };
+    let mut all: Vec<OfNamespace> = sums.into_iter().map(one).collect();
+    all.retain(|one| one.allowed + one.denied + one.would_deny > 0);
+    all.sort_by_key(|one| std::cmp::Reverse((one.denied, one.would_deny, one.allowed)));
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn lately(namespaces: &Namespaces, second: u64) -> Vec<OfNamespace> {
+        let mut sums = BTreeMap::new();
+        namespaces.add_to(&mut sums, second);
+        most_denied(sums)
+    }
+
     #[test]
     fn named_ones_are_counted_apart_and_the_rest_as_one() {
-        let namespaces = Namespaces::default();
+        let mut namespaces = Namespaces::default();
         namespaces.count("user", 0, Counted::Denied);
-        assert_eq!(namespaces.lately(0), [], "nothing is shown before it is named");
-        namespaces.show(["user", "tenant"].into_iter());
+        assert_eq!(lately(&namespaces, 0), [], "nothing is shown before it is named");
+        namespaces.show(&["user".to_owned(), "tenant".to_owned()]);
         for (name, what) in [
             ("user", Counted::Allowed),
             ("user", Counted::Denied),
@@ -101,16 +113,16 @@ mod tests {
         ] {
             namespaces.count(name, 600, what);
         }
-        let shown = |second| -> Vec<String> {
+        let shown = |namespaces: &Namespaces, second| -> Vec<String> {
             let words = |one: OfNamespace| {
                 format!("{} {} {} {}", one.namespace, one.allowed, one.denied, one.would_deny)
             };
-            namespaces.lately(second).into_iter().map(words).collect()
+            lately(namespaces, second).into_iter().map(words).collect()
         };
-        assert_eq!(shown(600), ["other 0 2 0", "user 1 1 0", "tenant 0 0 1"]);
-        assert_eq!(shown(600 + 4 * 60).len(), 3);
-        assert!(shown(600 + 5 * 60).is_empty(), "minutes pass");
+        assert_eq!(shown(&namespaces, 600), ["other 0 2 0", "user 1 1 0", "tenant 0 0 1"]);
+        assert_eq!(shown(&namespaces, 600 + 4 * 60).len(), 3);
+        assert!(shown(&namespaces, 600 + 5 * 60).is_empty(), "minutes pass");
         namespaces.count("user", 600 + 5 * 60, Counted::Denied);
-        assert_eq!(shown(600 + 5 * 60), ["user 0 1 0"]);
+        assert_eq!(shown(&namespaces, 600 + 5 * 60), ["user 0 1 0"]);
     }
 }

@@ -5,17 +5,12 @@
 //! A key with more than a 64th of a minute's denials is among them. What is shown is what a key has for certain, so a flood of
 //! names that come once does not look like a crowd of offenders.
 //!
-//! There are a few such tables, each for some of the threads, so that threads that deny at the same time seldom wait for each other.
-//! What they have for certain adds up; a key with more than a 64th of all denials has as much in one of them.
+//! Each stripe of threads (`striped.rs`) has such a table for each limit. What the tables have for certain adds up; a key with more than a 64th of
+//! all denials has as much in one of them.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
 use tollgate::store::Micros;
 
-/// How many tables there are of one limit.
-const STRIPES: usize = 4;
+use super::recent::Rows;
 
 /// How many keys are counted in a minute.
 const KEYS: usize = 64;
@@ -51,13 +46,9 @@ pub(crate) struct Offender {
     pub(crate) standing: LastOutcome,
 }
 
-/// The keys that one limit denied.
-#[derive(Default)]
-pub(crate) struct StripedOffenders([Mutex<Offenders>; STRIPES]);
-
 /// The keys that one limit denied in some of the threads.
 #[derive(Default)]
-struct Offenders {
+pub(super) struct Offenders {
     minutes: Vec<Minute>,
 }
 
@@ -80,45 +71,27 @@ struct Known {
     /// How much of its count may be others'.
     inherited: u64,
     standing: LastOutcome,
+    rows: Rows,
     /// Once somebody has asked.
     who: Option<Who>,
 }
 
-impl StripedOffenders {
-    /// A key was denied. `mark` tells it apart.
-    pub(crate) fn note(&self, mark: u64, key: &str, standing: LastOutcome) {
-        self.0[stripe()].lock().note(mark, key, standing);
-    }
-
-    /// The keys with most denials in the last minutes, at most `count`.
-    pub(crate) fn top(&self, second: u64, count: usize, who: impl Fn(&str) -> Who) -> Vec<Offender> {
-        let mut all: Vec<Offender> = Vec::new();
-        self.0.iter().for_each(|stripe| stripe.lock().add_to(&mut all, second, &who));
-        all.sort_by(|one, other| {
-            let by_denials = other.denials.cmp(&one.denials);
-            by_denials.then_with(|| one.who.hash.cmp(&other.who.hash))
-        });
-        all.truncate(count);
-        all
-    }
-}
-
-/// Which table this thread has.
-fn stripe() -> usize {
-    static THREADS: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static STRIPE: Cell<Option<usize>> = const { Cell::new(None) };
-    }
-    STRIPE.get().unwrap_or_else(|| {
-        let stripe = THREADS.fetch_add(1, Ordering::Relaxed) % STRIPES;
-        STRIPE.set(Some(stripe));
-        stripe
-    })
+/// The keys with most denials first, at most `count`.
+pub(super) fn most_denied(mut all: Vec<Offender>, count: usize) -> Vec<Offender> {
+    all.sort_by(|one, other| {
+        let by_denials = other.denials.cmp(&one.denials);
+        by_denials.then_with(|| one.who.hash.cmp(&other.who.hash))
+    });
+    all.truncate(count);
+    all
 }
 
 impl Offenders {
-    fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) {
-        self.minute(standing.second / 60).note(mark, key, standing);
+    /// A key was denied. `mark` tells it apart. Returns which of its denials are listed.
+    pub(super) fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) -> &mut Rows {
+        let minute = self.minute(standing.second / 60);
+        let at = minute.note(mark, key, standing);
+        &mut minute.known[at].rows
     }
 
     fn minute(&mut self, number: u64) -> &mut Minute {
@@ -134,7 +107,7 @@ impl Offenders {
     }
 
     /// Adds the keys that were denied in the last minutes.
-    fn add_to(&mut self, all: &mut Vec<Offender>, second: u64, who: &impl Fn(&str) -> Who) {
+    pub(super) fn add_to(&mut self, all: &mut Vec<Offender>, second: u64, who: &impl Fn(&str) -> Who) {
         for minute in self.minutes.iter_mut().filter(|minute| minute.number + MINUTES > second / 60) {
             for (one, of_one) in minute.known.iter_mut().zip(&minute.counts) {
                 let denials = of_one - one.inherited;
@@ -161,18 +134,20 @@ impl Minute {
         Minute { number, tags: [0; KEYS], hashes: room(), counts: room(), known, least: 1, place: 0 }
     }
 
-    fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) {
+    /// Returns the place of the key.
+    fn note(&mut self, mark: u64, key: &str, standing: LastOutcome) -> usize {
         if let Some(at) = self.place_of(mark) {
             self.counts[at] += 1;
             self.known[at].standing = standing;
-            return;
+            return at;
         }
         if self.known.len() < KEYS {
             self.tags[self.known.len()] = tag_of(mark);
             self.hashes.push(mark);
             self.counts.push(1);
-            self.known.push(Known { key: key.to_owned(), inherited: 0, standing, who: None });
-            return;
+            let rows = Rows::default();
+            self.known.push(Known { key: key.to_owned(), inherited: 0, standing, rows, who: None });
+            return self.known.len() - 1;
         }
         let at = self.place_of_least();
         let least = self.counts[at];
@@ -183,6 +158,8 @@ impl Minute {
         known.key.clear();
         known.key.push_str(key);
         (known.inherited, known.standing, known.who) = (least, standing, None);
+        known.rows = Rows::default();
+        at
     }
 
     fn place_of(&self, mark: u64) -> Option<usize> {
@@ -220,26 +197,28 @@ const fn tag_of(mark: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::striped::{STRIPES, Striped};
     use super::*;
 
     const NOW: u64 = 1_700_000_040;
 
-    fn note(offenders: &StripedOffenders, name: u64, second: u64) {
+    fn note(offenders: &Striped<Offenders>, name: u64, second: u64) {
         let standing = LastOutcome { capacity: 5, remaining: 0, reset_after: Micros::from_secs(9), second };
-        offenders.note(name, &format!("{name:032x}"), standing);
+        offenders.own().note(name, &format!("{name:032x}"), standing);
     }
 
-    /// The table of this thread.
-    fn own_table(offenders: &StripedOffenders) -> &Mutex<Offenders> {
-        &offenders.0[stripe()]
+    fn top(offenders: &Striped<Offenders>, second: u64, count: usize) -> Vec<Offender> {
+        let mut all = Vec::new();
+        offenders.each().for_each(|mut table| table.add_to(&mut all, second, &who));
+        most_denied(all, count)
     }
 
     fn who(key: &str) -> Who {
         Who { hash: key.to_owned(), key: None }
     }
 
-    fn check(offenders: &StripedOffenders, second: u64, expected: &[(u64, u64)]) {
-        let top = offenders.top(second, expected.len().max(1), who);
+    fn check(offenders: &Striped<Offenders>, second: u64, expected: &[(u64, u64)]) {
+        let top = top(offenders, second, expected.len().max(1));
         let seen: Vec<(String, u64)> = top.into_iter().map(|one| (one.who.hash, one.denials)).collect();
         let expected: Vec<(String, u64)> =
             expected.iter().map(|(name, denials)| (format!("{name:032x}"), *denials)).collect();
@@ -248,7 +227,7 @@ mod tests {
 
     #[test]
     fn few_keys_are_counted_exactly() {
-        let offenders = StripedOffenders::default();
+        let offenders = Striped::default();
         for (name, times) in [(1, 3), (2, 7), (3, 1)] {
             (0..times).for_each(|_| note(&offenders, name, NOW));
         }
@@ -258,28 +237,28 @@ mod tests {
 
     #[test]
     fn minutes_add_up_and_pass() {
-        let offenders = StripedOffenders::default();
+        let offenders = Striped::default();
         for minute in 0..10 {
             (0..=minute).for_each(|_| note(&offenders, 1, NOW + 60 * minute));
         }
-        assert_eq!(own_table(&offenders).lock().minutes.len(), 5);
+        assert_eq!(offenders.own().minutes.len(), 5);
         check(&offenders, NOW + 60 * 9, &[(1, 10 + 9 + 8 + 7 + 6)]);
         check(&offenders, NOW + 60 * 12, &[(1, 10 + 9)]);
         check(&offenders, NOW + 60 * 14, &[]);
-        assert_eq!(offenders.top(NOW + 60 * 9, 1, who)[0].standing.second, NOW + 60 * 9);
+        assert_eq!(top(&offenders, NOW + 60 * 9, 1)[0].standing.second, NOW + 60 * 9);
     }
 
     #[test]
     fn a_flood_of_names_hides_no_offender_and_is_none() {
-        let offenders = StripedOffenders::default();
+        let offenders = Striped::default();
         for name in 0..100_000 {
             note(&offenders, 1_000_000 + name, NOW);
             if name % 20 == 0 {
                 note(&offenders, 7, NOW);
             }
         }
-        assert_eq!(own_table(&offenders).lock().minutes[0].counts.len(), KEYS);
-        let top = offenders.top(NOW, 3, who);
+        assert_eq!(offenders.own().minutes[0].counts.len(), KEYS);
+        let top = top(&offenders, NOW, 3);
         // One in 21 of all was its own, which is more than one in 64: it has a place, and keeps it from early on.
         assert_eq!(top[0].who.hash, format!("{:032x}", 7));
         assert!((4_900..=5_000).contains(&top[0].denials), "{}", top[0].denials);
@@ -288,7 +267,7 @@ mod tests {
 
     #[test]
     fn what_threads_deny_adds_up() {
-        let offenders = StripedOffenders::default();
+        let offenders = Striped::default();
         std::thread::scope(|scope| {
             for thread in 0..2 * STRIPES as u64 {
                 let offenders = &offenders;

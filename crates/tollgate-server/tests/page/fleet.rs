@@ -58,6 +58,11 @@ fn all_servers_on_a_store_are_in_one_view() {
         browser.run("return document.getElementById('grafana').href"),
         json!("https://grafana.example.com/d/tollgate")
     );
+    // Who decides what under a limit: this server denies, the other one does nothing.
+    browser.click("#limit-login .name button");
+    let by_server = "[...document.querySelectorAll('#card-login .by-server tbody tr')].map(row => [...row.cells].map(one => one.textContent).join()).join(' ')";
+    browser.run("setInterval(() => fetch('/v1/check', { method: 'POST', headers: { 'content-type': 'application/json' }, body: '{\"limit\":\"login\",\"key\":\"user:1\"}' }), 200)");
+    browser.until(&format!("/^gate-1 this one,[1-9][0-9.]*,0 gate-2,0,0$/.test({by_server})"));
     browser.run(
         "URL.createObjectURL = (blob) => { blob.text().then((text) => { window.saved = text; }); return '#'; };
          document.getElementById('csv').click();",

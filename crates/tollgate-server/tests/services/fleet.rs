@@ -26,6 +26,28 @@ fn until(server: &Tollgate, count: usize, within: Duration) -> (Value, Duration)
     }
 }
 
+/// What each server decides under a limit is known to all of them: one allows, the other denies.
+fn by_limit(one: &Tollgate, two: &Tollgate) {
+    let start = Instant::now();
+    loop {
+        one.post("/v1/check", r#"{"limit":"free","key":"user:1"}"#);
+        two.post("/v1/check", r#"{"limit":"login","key":"user:1"}"#);
+        let seen = fleet(one);
+        let of = |server: usize, limit: &str| {
+            let rates = &seen["servers"][server]["by_limit"][limit];
+            [0, 1, 2].map(|place| rates[place].as_f64().unwrap_or_default())
+        };
+        let [first, second] = [of(0, "free"), of(1, "login")];
+        if first[0] > 0.0 && second[1] > 0.0 {
+            assert_eq!((of(0, "login"), of(1, "free")), ([0.0; 3], [0.0; 3]), "{seen}");
+            assert_eq!((first[1], second[2]), (0.0, 0.0), "{seen}");
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{seen}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 fn check(start: impl Fn(&str, &str) -> Tollgate) {
     let (one, two) = (start("gate-1", POLICY), start("gate-2", POLICY));
     for _ in 0..5 {
@@ -40,6 +62,7 @@ fn check(start: impl Fn(&str, &str) -> Tollgate) {
     assert_eq!((&servers[0]["this"], &servers[1]["this"]), (&true.into(), &false.into()));
     assert_eq!(servers[0]["config"], servers[1]["config"], "the same limits");
     assert_eq!(servers[1]["store"], "up");
+    by_limit(&one, &two);
 
     // Another config has another revision.
     let three = start("gate-3", &format!("{POLICY}\n[limits.more]\nunlimited = true\n"));

@@ -144,7 +144,7 @@ function showChart() {
     const values = new Array(count).fill(0);
     for (const one of last.decisions) {
       const index = Math.floor((one.at_ms / 1000 - t0) / step);
-      if (one.limit === limit && one.what === what && index >= 0 && index < count) values[index] += 1 / step;
+      if (one.limit === limit && one.what === what && index >= 0 && index < count) values[index] += one.times / step;
     }
     return values;
   };
@@ -182,7 +182,7 @@ function showDecisions() {
     const [time, what, limit, cost, left, retry, why] = row.cells;
     put(time, `${clock(one.at_ms / 1000, true)}.${Math.floor((one.at_ms % 1000) / 100)}`);
     const [kind, words] = WHAT[one.what];
-    fill(what, one.what, () => h("span.what", swatch(kind), one.what === "denied" ? h("b.deny", words) : words));
+    fill(what, [one.what, one.times], () => h("span.what", swatch(kind), one.what === "denied" ? h("b.deny", words) : words, one.times > 1 && faint(` ×${number.format(one.times)}`)));
     put(limit, one.limit);
     put(cost, number.format(one.cost));
     put(left, one.left === null ? "–" : number.format(one.left));
@@ -191,7 +191,7 @@ function showDecisions() {
     retry.classList.toggle("hide-small", one.what === "allowed");
     why.classList.toggle("hide-small", !one.why);
   });
-  const kept = "The last decisions about each key are kept, up to 128.";
+  const kept = `The last decisions about each key are kept, up to ${last.most_decisions}. When it is denied more than 50 times in a second, the rest of them are one row with a count.`;
   put($("key-no-decisions"), `${last.decisions.length === 0 ? "None yet. " : found.length === 0 ? "None of these in this time. " : ""}${kept}${last.kept === "memory" ? " What passes in this process without a look at the key is counted and not listed." : ""}`);
 }
 
@@ -431,8 +431,8 @@ export function startKey() {
   $("key-reset").addEventListener("click", reset);
   $("key-of").addEventListener("change", () => last && showChart());
   $("key-copy").addEventListener("click", () => copy($("key-copy"), last.key_hash));
-  $("key-csv").addEventListener("click", () => saveCsv("decisions.csv", ["time", "limit", "decision", "cost", "left", "retry_after_ms", "why"],
-    last.decisions.map((one) => [new Date(one.at_ms).toISOString(), one.limit, one.what, one.cost, one.left, one.retry_after_ms, one.why])));
+  $("key-csv").addEventListener("click", () => saveCsv("decisions.csv", ["time", "limit", "decision", "cost", "left", "retry_after_ms", "why", "times"],
+    last.decisions.map((one) => [new Date(one.at_ms).toISOString(), one.limit, one.what, one.cost, one.left, one.retry_after_ms, one.why, one.times])));
   setInterval(refresh, EVERY_MS);
   $("key-text").focus();
 }

@@ -13,7 +13,7 @@ use tollgate::{Allowance, Key, Limit, Outcome, Rule};
 use super::super::json::described;
 use crate::app::{App, State};
 use crate::overrides::timestamp;
-use crate::stats::recent::Recent;
+use crate::stats::recent::{DECISIONS, Recent};
 use crate::stats::ring::Counted;
 
 /// How many limits are looked at, and how many at once.
@@ -41,6 +41,7 @@ pub(crate) async fn key_view(app: &Arc<App>, key: &Key<'_>) -> Bytes {
         "second": app.stats.second(),
         "limits": limits,
         "more_limits": policy.rules().len().saturating_sub(LIMITS),
+        "most_decisions": DECISIONS,
         "decisions": recent.iter().map(decision).collect::<Vec<Value>>(),
         "troubles": app.feed.troubles(),
         "changes": app.overrides.changes(app, Some(key)).await,
@@ -88,8 +89,10 @@ fn limit(
         (None, true) => "config",
         (None, false) => "default",
     };
-    let count =
-        |what: Counted| recent.iter().filter(|one| &*one.limit == rule.name() && one.what == what).count();
+    let count = |what: Counted| -> u64 {
+        let ones = recent.iter().filter(|one| &*one.limit == rule.name() && one.what == what);
+        ones.map(|one| u64::from(one.times)).sum()
+    };
     let mut shown = described(state, rule);
     let numbers = outcome.as_ref().map(|outcome| *outcome.numbers());
     let is_counted = matches!(allowance, Allowance::Limited(_));
@@ -133,14 +136,14 @@ fn numbers_of(allowance: &Allowance) -> Value {
 }
 
 fn decision(recent: &Recent) -> Value {
-    let Recent { at_us, limit, what, cost, left, retry_after_us, why, .. } = recent;
+    let Recent { at_us, limit, what, cost, left, retry_after_us, why, times, .. } = recent;
     let what = match what {
         Counted::Denied => "denied",
         Counted::WouldDeny => "would_deny",
         Counted::Allowed | Counted::FellBack => "allowed",
     };
     json!({
-        "at_ms": at_us / 1_000, "limit": limit, "what": what, "cost": cost, "left": left,
-        "retry_after_ms": retry_after_us.map(|wait| wait.div_ceil(1_000)), "why": why,
+        "at_ms": at_us / 1_000, "limit": &**limit, "what": what, "cost": cost, "left": left,
+        "retry_after_ms": retry_after_us.map(|wait| wait.div_ceil(1_000)), "why": why, "times": times,
     })
 }

@@ -10,6 +10,7 @@ import { clockTime, dateTime, latency, number, percent, plural, policyWords, rat
 
 const FOLDS_FROM = 11; // with fewer limits, idle ones are rows like others
 const NEAR = 0.8; // of its limit, a key is near it
+const MOST_BY_SERVER = 20; // a server with fewer busy limits has named all of them, however long their names
 const SORTED_EVERY_MS = 5000; // rows that change places all the time cannot be read
 
 let last = null; // the last snapshot
@@ -186,6 +187,7 @@ function makeCard(name) {
   const parts = {
     name, host, details, code, table, body, drawn: null, isDeniedOnly: false,
     nobody: h("p.faint.nobody"),
+    servers: h("table.table.dense.by-server", h("caption", "By server"), h("thead", h("tr", h("th", { scope: "col" }, "server"), h("th.num", { scope: "col" }, "denied/s"), h("th.num", { scope: "col" }, "allowed/s"))), h("tbody")),
     empty: h("div.empty", h("p", "Nothing was asked in this time. Try:"), h("p.copyable", code, copied)),
     facts: h("p.wide", h("span.policy"), h("span.changed.faint"), tries),
     title: h("h3", "Requests a second"),
@@ -197,7 +199,7 @@ function makeCard(name) {
     showCard(parts, rows.find((one) => one.name === name));
   });
   parts.figure = h("div.left", h("header.row", parts.title, legend([["f1", "allowed"], ["fd", "denied"], ["hd", "would be denied"], ["w", "store down"], ["i", "reload"]]), only), host, details);
-  parts.row = h("tr.card", { id: `card-${name}` }, h("td", { colspan: 9 }, h("div.cardgrid", h("div", parts.figure, parts.empty), h("div", parts.nobody, table), parts.facts)));
+  parts.row = h("tr.card", { id: `card-${name}` }, h("td", { colspan: 9 }, h("div.cardgrid", h("div", parts.figure, parts.empty), h("div", parts.nobody, table, parts.servers), parts.facts)));
   numbers(details, () => parts.drawn);
   return parts;
 }
@@ -236,6 +238,23 @@ function showCard(card, item) {
   put(card.facts.firstElementChild, `${policyWords(limit)}.`);
   put(card.facts.children[1], changedWords(item.name));
   showOffenders(card, limit);
+  showServers(card, limit);
+}
+
+/** What each server on this store decides under a limit. A server says so of its busiest limits; of others it is not known. */
+function showServers(card, { limit, shadow }) {
+  const { servers } = last;
+  card.servers.hidden = servers.length < 2;
+  if (servers.length < 2) return;
+  put(card.servers.tHead.rows[0].cells[1], shadow ? "would be denied/s" : "denied/s");
+  each(card.servers.tBodies[0], servers, ({ name, since }) => `${name} ${since}`, () => h("tr", h("td"), h("td.num"), h("td.num")), (row, server) => {
+    const [name, denied, allowed] = row.cells;
+    const rates = server.by_limit[limit] ?? (Object.keys(server.by_limit).length < MOST_BY_SERVER ? [0, 0, 0] : null);
+    const refused = rates && rates[shadow ? 2 : 1];
+    fill(name, [server.name, server.this], () => [server.name, server.this && h("span.faint", " this one")]);
+    fill(denied, refused, () => (refused > 0 ? h("b.deny", rate(refused)) : h("span.faint", rates ? "0" : "–")));
+    put(allowed, rates ? rate(rates[0]) : "–");
+  });
 }
 
 /** When a key is full again; one that was denied by the fallback has no such time. */

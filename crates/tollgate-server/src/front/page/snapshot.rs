@@ -146,7 +146,7 @@ pub(super) fn snapshot(app: &App, seconds: u64) -> Bytes {
         latency_over_time: app.stats.latency_over_time(),
         servers,
         fleet_stale,
-        namespaces: app.stats.namespaces().lately(second),
+        namespaces: app.stats.namespaces(second),
         grafana: state.config.server.grafana.clone(),
         keys: is_here(&state).then(|| state.gate.keys()),
         needs_token: app.token.is_some(),

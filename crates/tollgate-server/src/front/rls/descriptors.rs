@@ -84,8 +84,13 @@ pub(super) fn read(
             return Err(Status::invalid_argument(message));
         }
     }
-    let call = Call { gate, bounds, domain, request };
-    request.descriptors.iter().map(|descriptor| matched(&call, rules, descriptor)).collect()
+    let mut call = Call { gate, bounds, domain, request, last: None, text: String::new() };
+    // With room for all of them from the start: a collected `Result` grows from nothing.
+    let mut all = Vec::with_capacity(request.descriptors.len());
+    for descriptor in &request.descriptors {
+        all.push(matched(&mut call, rules, descriptor)?);
+    }
+    Ok(all)
 }
 
 /// A call, and what it is read by.
@@ -94,9 +99,31 @@ struct Call<'r> {
     bounds: Bounds,
     domain: &'r str,
     request: &'r RateLimitRequest,
+    /// The limit of the descriptor before: those of one call often have the same.
+    last: Option<NamedLimit>,
+    /// Memory for the text of a key.
+    text: String,
 }
 
-fn matched(call: &Call<'_>, rules: &EnvoyRules, descriptor: &RateLimitDescriptor) -> Result<Matched, Status> {
+impl Call<'_> {
+    /// The limit of this name.
+    fn limit(&mut self, name: &str) -> Result<NamedLimit, Status> {
+        match &self.last {
+            Some(last) if last.name() == name => Ok(last.clone()),
+            _ => {
+                let found = self.gate.limit(name).map_err(undecided)?;
+                self.last = Some(found.clone());
+                Ok(found)
+            }
+        }
+    }
+}
+
+fn matched(
+    call: &mut Call<'_>,
+    rules: &EnvoyRules,
+    descriptor: &RateLimitDescriptor,
+) -> Result<Matched, Status> {
     let count = descriptor.entries.len();
     if count > MOST_ENTRIES {
         let message = format!("a descriptor has {count} entries; at most {MOST_ENTRIES}");
@@ -115,12 +142,12 @@ fn matched(call: &Call<'_>, rules: &EnvoyRules, descriptor: &RateLimitDescriptor
             return Ok(Matched::Nothing);
         }
         (None, Some(rule)) => match &rule.limit {
-            Some(limit) => (call.gate.limit(limit).map_err(undecided)?, &rule.entries[..], rule.headers),
+            Some(limit) => (call.limit(limit)?, &rule.entries[..], rule.headers),
             None => return Ok(Matched::Unlimited),
         },
     };
     // The key is not repeated: others may read this message.
-    let key = super::key::key(call.domain, &entries, shared);
+    let key = super::key::key(&mut call.text, call.domain, &entries, shared);
     let key =
         key.map_err(|_| Status::invalid_argument("the domain has control characters, or is too long"))?;
     Ok(Matched::Limit(DescriptorCharge {

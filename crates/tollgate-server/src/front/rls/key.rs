@@ -17,28 +17,30 @@ use crate::config::envoy::{EnvoyEntry, EnvoyValue};
 /// The longest text that is kept as it is: as long as a part of a key may be.
 const LONGEST: usize = 1_024;
 
-/// The key of a descriptor. Entries that a rule counts together are known by what the rule says of them.
+/// The key of a descriptor. Entries that a rule counts together are known by what the rule says of them. The text is written to `text`, whose
+/// memory serves for all descriptors of a call.
 pub(super) fn key(
+    text: &mut String,
     domain: &str,
     entries: &[(&[u8], &[u8])],
     rule: &[EnvoyEntry],
 ) -> Result<Key<'static>, KeyError> {
-    let mut text =
-        String::with_capacity(entries.iter().map(|(key, value)| key.len() + value.len() + 2).sum());
+    text.clear();
+    text.reserve(entries.iter().map(|(key, value)| key.len() + value.len() + 2).sum());
     for (index, (key, value)) in entries.iter().enumerate() {
         if index > 0 {
             text.push('&');
         }
-        escape(&mut text, key, &['%', '&', '=', '*']);
+        escape(text, key, &['%', '&', '=', '*']);
         match rule.get(index).filter(|entry| entry.shared).map(|entry| &entry.value) {
             Some(EnvoyValue::Prefix(prefix)) => {
                 text.push_str("*=");
-                escape(&mut text, prefix.as_bytes(), &['%', '&']);
+                escape(text, prefix.as_bytes(), &['%', '&']);
             }
             Some(_) => text.push_str("*="),
             None => {
                 text.push('=');
-                escape(&mut text, value, &['%', '&']);
+                escape(text, value, &['%', '&']);
             }
         }
     }
@@ -51,7 +53,7 @@ pub(super) fn key(
             let _ = write!(text, "{byte:02x}");
         }
     }
-    Key::new(domain, &text)
+    Key::new(domain, text)
 }
 
 /// Adds a text, with these characters, all control characters and what is not text percent-encoded. `%` is always among the
@@ -90,7 +92,7 @@ mod tests {
     fn key_of(entries: &[(&str, &str)], rule: &[EnvoyEntry]) -> String {
         let entries: Vec<(&[u8], &[u8])> =
             entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
-        key("edge", &entries, rule).expect("a key").into_canonical()
+        key(&mut String::new(), "edge", &entries, rule).expect("a key").into_canonical()
     }
 
     fn check(entries: &[(&str, &str)], expected: &str) {
@@ -164,13 +166,16 @@ mod tests {
         }
         let mut known: HashMap<String, Vec<u8>> = HashMap::new();
         for value in values {
-            let key = key("edge", &[(b"x-user", &value)], &[]).expect("a key").into_canonical();
+            let key =
+                key(&mut String::new(), "edge", &[(b"x-user", &value)], &[]).expect("a key").into_canonical();
             assert!(Key::parse(&key).is_ok_and(|parsed| parsed.canonical() == key), "{key}");
             if let Some(other) = known.insert(key, value.clone()) {
                 assert_eq!(other, value, "two values share a key");
             }
         }
-        let of = |key: &[u8], value: &[u8]| super::key("edge", &[(key, value)], &[]).expect("a key");
+        let of = |key: &[u8], value: &[u8]| {
+            super::key(&mut String::new(), "edge", &[(key, value)], &[]).expect("a key")
+        };
         assert_eq!(of(b"x-user", b"\xff").canonical(), "edge:x-user=%25FF");
         assert_ne!(of(b"a\xff", b""), of(b"a", b"\xff"));
         assert_ne!(of(b"a", &[0xff; 2_000]), of(b"a", &[0xff; 2_001]));
@@ -191,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_domain_must_be_fit_for_a_key() {
-        assert!(key("", &[(b"a", b"b")], &[]).is_err());
-        assert!(key("a\0", &[(b"a", b"b")], &[]).is_err());
+        assert!(key(&mut String::new(), "", &[(b"a", b"b")], &[]).is_err());
+        assert!(key(&mut String::new(), "a\0", &[(b"a", b"b")], &[]).is_err());
     }
 }
