@@ -120,7 +120,7 @@ impl Operation<'_> {
 
     /// Counts an operation on a charge, and reports it to the observers.
     pub(crate) fn report(&self, watch: &Watch, observers: &Observers) {
-        watch.operated(self.operation, self.outcome);
+        Recorder::operated(watch, self.operation, self.outcome);
         if !observers.is_empty() {
             observers.operated(self);
         }
@@ -128,7 +128,7 @@ impl Operation<'_> {
 
     /// Counts an operation on a key of a limit, by the meter of that limit, and reports it to the observers.
     pub(crate) fn report_of_limit(&self, meter: &Meter, observers: &Observers) {
-        meter.operated(self);
+        DecisionMeter::operated(meter, self);
         if !observers.is_empty() {
             observers.operated(self);
         }
