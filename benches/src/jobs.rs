@@ -42,8 +42,8 @@ pub(crate) struct Options {
     /// Jobs of a round of the throughput
     #[arg(long, default_value_t = 2_000)]
     jobs: usize,
-    /// How long an idle database is looked at, in seconds
-    #[arg(long, default_value_t = 310)]
+    /// How long an idle database is looked at, in seconds: a multiple of 285, in which each waiting job is put off again once
+    #[arg(long, default_value_t = 570)]
     idle_seconds: u64,
     /// Also prints the statements that an idle database spent most time in (needs pg_stat_statements, which itself costs a little)
     #[arg(long)]

@@ -19,7 +19,10 @@ pub enum JobDecision {
     /// It fails for good, with the error [`RATE_LIMIT_EXCEEDED`].
     Reject,
     /// It ends without an error.
-    Skip,
+    Skip {
+        /// The limit that skipped it.
+        limit: String,
+    },
 }
 
 impl JobDecision {
@@ -29,7 +32,7 @@ impl JobDecision {
             JobDecision::Run(_) => "run",
             JobDecision::Delay(_) => "delay",
             JobDecision::Reject => "reject",
-            JobDecision::Skip => "skip",
+            JobDecision::Skip { .. } => "skip",
         }
     }
 }

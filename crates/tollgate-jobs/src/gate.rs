@@ -14,6 +14,7 @@ mod bulk;
 mod charge;
 mod delay;
 mod housekeeping;
+mod overrides;
 mod spans;
 mod status;
 mod turn;
@@ -43,6 +44,8 @@ pub use builder::JobGateBuilder;
 #[cfg(feature = "apalis")]
 pub(crate) use bulk::{PutOff, Sleep, in_few_lines};
 use charge::{Charged, Denial, judge};
+use delay::Over;
+use overrides::{Applied, Overrides};
 pub use status::JobStatus;
 pub(crate) use status::{closing, held_by};
 use turn::{Turn, micros};
@@ -76,6 +79,7 @@ struct Inner {
     history: History,
     undeclared: Undeclared,
     batcher: Batcher,
+    overrides: Overrides,
     #[cfg(feature = "apalis")]
     ahead: crate::adapter::ReadAhead,
 }
@@ -102,25 +106,33 @@ impl JobGate {
         jobs: &JobsConfig,
     ) -> Result<(), Error> {
         let jobs = self.inner.jobs.read().with_config(jobs);
-        self.put_in_place(config.policy.clone(), jobs)?;
+        self.put_in_place(&mut self.inner.overrides.lock(), config.policy.clone(), jobs)?;
         self.call_all().await;
         Ok(())
     }
 
     fn apply(&self, jobs: Jobs) -> Result<(), Error> {
         let rules = jobs.rules()?;
-        let current = self.inner.tollgate.policy();
+        let mut applied = self.inner.overrides.lock();
+        let current = self.base(&applied);
         check_names(jobs.config(), &current)?;
         let others = current.rules().iter().filter(|rule| !rule.name().starts_with("jobs.")).cloned();
         let policy = Policy::new(others.chain(rules)).map_err(tollgate::Error::from)?;
-        self.put_in_place(policy, jobs)
+        self.put_in_place(&mut applied, policy, jobs)
     }
 
-    fn put_in_place(&self, policy: Policy, jobs: Jobs) -> Result<(), Error> {
-        self.inner.tollgate.reload(policy)?;
+    /// Puts a policy in place, with what was set at run time over it.
+    fn put_in_place(&self, applied: &mut Applied, policy: Policy, jobs: Jobs) -> Result<(), Error> {
+        let over = self.inner.overrides.over(&policy);
+        self.inner.tollgate.reload(over.clone())?;
+        *applied = Some((policy, over));
         *self.inner.jobs.write() = Arc::new(jobs);
-        self.inner.version.fetch_add(1, Ordering::SeqCst);
+        self.changed();
         Ok(())
+    }
+
+    fn changed(&self) {
+        self.inner.version.fetch_add(1, Ordering::SeqCst);
     }
 
     /// What a job is to be charged; `None` if it meets no policy and may run as it is. The log has a warning, once, of a type that no policy names
@@ -150,7 +162,7 @@ impl JobGate {
 
     async fn decide(&self, plan: &Plan) -> JobDecision {
         if let Some(lacks) = &plan.lacks {
-            let Lacks { on_exceeded, label, field, fix } = lacks;
+            let Lacks { on_exceeded, limit, label, field, fix } = lacks;
             tracing::warn!(
                 job_type = plan.job_type,
                 field,
@@ -160,7 +172,7 @@ impl JobGate {
             // Waiting would not bring the field, and a job that was to wait does not end in silence.
             let behaviour =
                 if *on_exceeded == OnExceeded::Skip { OnExceeded::Skip } else { OnExceeded::Reject };
-            return self.end(plan, behaviour, label, true).await;
+            return self.end(plan, behaviour, Over { limit, label }, true).await;
         }
         // Whether one that a limit may end is a newcomer is found out by a look.
         if !plan.may_end() && self.inner.batcher.is_crowded(plan) {
@@ -220,8 +232,7 @@ impl JobGate {
                     Some(Charged::Denied(decision)) => match judge(plan, &decision) {
                         Denial::Outage(wait) => return self.put_off_in_line(plan, had, wait).await,
                         Denial::Ends(behaviour, index) => {
-                            let label = plan.charges[index].label.clone();
-                            return self.end(plan, behaviour, &label, false).await;
+                            return self.end(plan, behaviour, Over::of(&plan.charges[index]), false).await;
                         }
                         Denial::Waits(denying, _) => {
                             denial = Some(self.inner.batcher.deny(plan, &denying));
@@ -233,7 +244,7 @@ impl JobGate {
             if !had.is_some() {
                 let was_asked = look.is_waiting() || denial.is_some();
                 if !was_asked && let Some((behaviour, index)) = self.ends_newcomer(plan).await {
-                    return self.end(plan, behaviour, &plan.charges[index].label.clone(), false).await;
+                    return self.end(plan, behaviour, Over::of(&plan.charges[index]), false).await;
                 }
                 match self.put_off_in_batch(plan, &waits_for).await {
                     Placed::Delayed(delay) => return JobDecision::Delay(delay),
@@ -256,11 +267,11 @@ impl JobGate {
             };
             drop(denial);
             if plan.is_given_up(look.now_us(), look.since_us) {
-                return self.end(plan, OnExceeded::Reject, &plan.charges[0].label.clone(), true).await;
+                return self.end(plan, OnExceeded::Reject, Over::of(&plan.charges[0]), true).await;
             }
             let Some(turn) = self.turn(plan, &look).await else {
                 // No wait helps: it costs more than a limit ever holds.
-                return self.end(plan, OnExceeded::Reject, &plan.charges[0].label.clone(), true).await;
+                return self.end(plan, OnExceeded::Reject, Over::of(&plan.charges[0]), true).await;
             };
             if turn.wait > SHORT_WAIT || look.closed_us.is_some() {
                 return self.delay(plan, &look, turn).await;

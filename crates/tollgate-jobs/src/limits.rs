@@ -23,6 +23,9 @@ pub(crate) const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(300);
 /// How long a lease of a running job lasts by default if it is not renewed.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
+/// The key that limits of `[limits]` are charged to by default.
+pub(crate) const SHARED_KEY: &str = "global";
+
 /// What becomes of a job that is over a limit. Later ones are stricter: of several limits that deny, the strictest decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OnExceeded {
@@ -149,6 +152,18 @@ impl JobLimits {
         let also = (1..).zip(&self.also).map(|(number, limit)| (format!("{name}.also-{number}"), *limit));
         let running = self.concurrency.map(|limit| (format!("{name}.running"), limit));
         first.into_iter().chain(also).chain(running).collect()
+    }
+
+    /// The name of the first limit that its jobs are charged: one of the scope, or else one of `limits`.
+    pub fn first_name(&self, scope: JobScope<'_>) -> Option<String> {
+        let own = self.named(scope).into_iter().map(|(name, _)| name).next();
+        own.or_else(|| self.limits.first().cloned())
+    }
+
+    /// The key that `limits` are charged to; `None` if each job names its own.
+    pub(crate) fn shared_key(&self) -> Option<&str> {
+        let template = self.limit_key.as_deref().unwrap_or(SHARED_KEY);
+        (!template.contains('{')).then_some(template)
     }
 
     /// What is wrong with it as a whole, as what to do about it.

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::wake::Wake;
 
-pub(crate) use survey::{NewPlace, NewSlot, Survey};
+pub(crate) use survey::{NewPlace, NewSlot, Survey, Waits};
 
 /// The tables, one text for each version.
 const MIGRATIONS: [&str; 5] = [
@@ -65,7 +65,7 @@ pub(crate) struct Look {
     /// Since when it waits, and when it expects its turn.
     pub(crate) since_us: Option<u64>,
     pub(crate) slot_us: Option<u64>,
-    /// Until when it was to sleep.
+    /// Until when it was to sleep when that was last written: a sleep that only goes on is not.
     until_us: Option<u64>,
     /// The units ahead of it at each of its charges.
     pub(crate) ahead: Vec<u64>,
@@ -86,7 +86,8 @@ impl Look {
         self.since_us = self.since_us.or(Some(self.now_us()));
     }
 
-    /// Whether it came long before it was to: it was called, or its sleep was not kept.
+    /// Whether it came long before it was to: it was called, or its sleep was not kept. This is not known of a sleep that went on;
+    /// the trigger is looked for every so often as well.
     pub(crate) fn is_early(&self) -> bool {
         self.until_us.is_some_and(|until_us| until_us > self.now_us().saturating_add(250_000))
     }
@@ -424,7 +425,9 @@ impl Line {
 
     /// The waiting jobs of a label.
     pub(crate) async fn waiting(&self, label: &str) -> Result<Waiting, sqlx::Error> {
-        let text = "select count(distinct job), min(slot_us) - {prefix}job_now_us(), max(slot_us) - {prefix}job_now_us()
+        // A job stands in several lines of a label. The subselect is hashed, where `count(distinct job)` would sort all ids.
+        let text = "select (select count(*) from (select from {prefix}job_line where label = $1 group by job) as jobs),
+            min(slot_us) - {prefix}job_now_us(), max(slot_us) - {prefix}job_now_us()
             from {prefix}job_line where label = $1";
         let row = sqlx::query(self.sql(text)).bind(label).fetch_one(&self.pool).await?;
         let from_now = |index: usize| {

@@ -144,7 +144,7 @@ pub struct WaitingJob {
     pub waited: Duration,
     /// When it expects its turn.
     pub slot: Duration,
-    /// How often it was put off.
+    /// How often it was put off; a sleep that only went on, because `max_delay` caps one, does not count.
     pub delays: u64,
     /// The limit that holds it up, and whose it is.
     pub limit: String,

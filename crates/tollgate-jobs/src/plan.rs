@@ -10,7 +10,7 @@ use tollgate_kernel::Cost;
 use uuid::Uuid;
 
 use crate::job::{Job, filled};
-use crate::limits::{DEFAULT_MAX_DELAY, JobLimits, JobScope, MissingField, OnExceeded};
+use crate::limits::{DEFAULT_MAX_DELAY, JobLimits, JobScope, MissingField, OnExceeded, SHARED_KEY};
 use crate::policy::Jobs;
 
 /// All that one run of a job is charged.
@@ -32,8 +32,9 @@ pub struct Plan {
 /// A field that a job lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lacks {
-    /// What happens to a job over the limits that need it, and their label.
+    /// What happens to a job over the limits that need it, the first of them, and their label.
     pub(crate) on_exceeded: OnExceeded,
+    pub(crate) limit: String,
     pub(crate) label: String,
     /// As the policy writes it, and what to do about it.
     pub(crate) field: String,
@@ -147,6 +148,7 @@ impl Plan {
         let Some(key) = key else {
             self.lack(Lacks {
                 on_exceeded: limits.on_exceeded,
+                limit: limits.first_name(scope).unwrap_or_default(),
                 label,
                 field: limits.key.clone().unwrap_or_default(),
                 fix: "push it with the field that `key` names, or write if_missing = \"shared\"",
@@ -163,10 +165,11 @@ impl Plan {
             self.push(name, key.clone(), cost, &label, limits.on_exceeded, is_concurrency);
         }
         for name in &limits.limits {
-            let template = limits.limit_key.as_deref().unwrap_or("global");
+            let template = limits.limit_key.as_deref().unwrap_or(SHARED_KEY);
             let Some(key) = filled(template, job) else {
                 self.lack(Lacks {
                     on_exceeded: limits.on_exceeded,
+                    limit: name.clone(),
                     label,
                     field: template.to_owned(),
                     fix: "push it with the fields that `limit_key` names",

@@ -620,23 +620,6 @@ async fn s22_two_windows_hold_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s25_a_429_closes_the_key_for_all_and_costs_no_attempt() {
-    let world = World::new(only("call", rate(100, SECOND))).await;
-    world.push("q", [TestJob::new("call", 1).act(Act::AskForRestMs(2_000))]).await;
-    let _workers = (world.worker("q"), world.worker_with("two", "q", WorkerOptions::default()));
-    world.until("select count(*) from tollgate_job_closed", 1).await;
-    world.push("q", (2..8).map(|number| TestJob::new("call", number))).await;
-    let until = world.number("select until_us from tollgate_job_closed").await;
-    world.until_done(7).await;
-    let early = format!(
-        "select count(*) from starts where extract(epoch from at) * 1000000 < {until} and at > (select min(at) from starts)"
-    );
-    assert_eq!(world.number(&early).await, 0);
-    assert_eq!(world.starts("call").await, 8, "the one that was sent away ran again");
-    assert_eq!(world.number("select max(attempts)::bigint from apalis.jobs").await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn s29_a_denial_that_only_an_outage_made_is_a_delay() {
     for (behaviour, tables) in
         [(OnExceeded::Reject, LIMITS_AND_LINE), (OnExceeded::Reject, LIMITS), (OnExceeded::Skip, LIMITS)]

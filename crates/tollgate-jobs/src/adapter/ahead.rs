@@ -7,7 +7,7 @@
 //! again on the way.
 //! One process reads ahead in a queue at a time. Should any of it fail, jobs are claimed one by one, as without it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,20 +51,48 @@ const SETTLE: Duration = Duration::from_millis(10);
 /// The pause after a go that found nothing to put off; it doubles up to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How far ahead sleepers are put off again: as many at once as one go puts off, and not sooner than they must.
-const HORIZON: Duration = Duration::from_secs(5);
+/// How far ahead sleepers are put off again. Those that were put off together with the default `max_delay` wake within 15 s (`turn.rs`), so
+/// that one go has all of them: until the first of the next one, none is claimed in vain.
+const HORIZON: Duration = Duration::from_secs(20);
 
-/// After how many jobs of one go the planner's statistics of apalis's table are renewed, and how often at most. Without them a poll reads all jobs
-/// that wait: the planner takes the index by priority, until autovacuum comes round.
+/// After how many jobs that were put off the planner's statistics of apalis's table are renewed, and how often at most. By older ones many
+/// jobs are due that sleep again, so that the planner takes the index by priority and each poll reads all jobs that wait, until autovacuum
+/// comes round.
 const ANALYZE_FROM: usize = 1_000;
-const ANALYZE_EVERY: Duration = Duration::from_secs(30);
+const ANALYZE_EVERY: Duration = Duration::from_secs(15);
 
 /// Which queues are being read ahead in by this process, and which are left alone until when.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadAhead {
     queues: Arc<Mutex<HashMap<String, Queue>>>,
-    /// When statistics were last renewed.
-    analyzed: Arc<Mutex<Option<Instant>>>,
+    statistics: Arc<Mutex<Statistics>>,
+}
+
+/// The planner's statistics: when they were last renewed, how many jobs were put off since, and whether somebody is about to renew them.
+#[derive(Debug, Default)]
+struct Statistics {
+    renewed: Option<Instant>,
+    put_off: usize,
+    is_scheduled: bool,
+}
+
+impl Statistics {
+    /// Adds jobs that were put off. Answers after which pause this caller renews the statistics, if it is to do so: all changes are
+    /// covered, the last ones too.
+    fn add(&mut self, put_off: usize, now: Instant) -> Option<Duration> {
+        self.put_off = self.put_off.saturating_add(put_off);
+        if self.put_off < ANALYZE_FROM || self.is_scheduled {
+            return None;
+        }
+        self.is_scheduled = true;
+        let since = self.renewed.map(|renewed| now.duration_since(renewed));
+        Some(since.map_or(Duration::ZERO, |since| ANALYZE_EVERY.saturating_sub(since)))
+    }
+
+    /// They are renewed now.
+    fn renew(&mut self, now: Instant) {
+        *self = Statistics { renewed: Some(now), put_off: 0, is_scheduled: false };
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,17 +119,6 @@ impl ReadAhead {
                 true
             }
         }
-    }
-
-    /// Whether this caller renews the planner's statistics now, after a go that put off so many.
-    fn analyzes(&self, put_off: usize) -> bool {
-        let (now, mut analyzed) = (Instant::now(), self.analyzed.lock());
-        let is_due =
-            put_off >= ANALYZE_FROM && analyzed.is_none_or(|at| now.duration_since(at) >= ANALYZE_EVERY);
-        if is_due {
-            *analyzed = Some(now);
-        }
-        is_due
     }
 
     fn end(&self, queue: &str, has_put_off: bool) {
@@ -140,14 +157,25 @@ pub(super) fn read_ahead<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue
         if let Err(error) = read.and(written.map(drop)) {
             tracing::debug!(%error, "jobs that wait cannot be put off together; they are claimed one by one");
         }
-        if go.gate.read_ahead().analyzes(go.put_off) {
-            // A role that does not own the table gets a warning of the database, and nothing else happens.
-            let analyze = sqlx::query("analyze (skip_locked) apalis.jobs").execute(&go.gate.line().pool);
-            if let Err(error) = analyze.await {
-                tracing::debug!(%error, "the statistics of apalis.jobs cannot be renewed; autovacuum will");
+        let pause = go.gate.read_ahead().statistics.lock().add(go.put_off, Instant::now());
+        let gate = go.gate.downgrade();
+        drop(go);
+        if let Some(pause) = pause {
+            tokio::time::sleep(pause).await;
+            if let Some(gate) = gate.upgrade() {
+                renew_statistics(&gate).await;
             }
         }
     });
+}
+
+async fn renew_statistics(gate: &JobGate) {
+    gate.read_ahead().statistics.lock().renew(Instant::now());
+    // A role that does not own the table gets a warning of the database, and nothing else happens.
+    let analyze = sqlx::query("analyze (skip_locked) apalis.jobs").execute(&gate.line().pool);
+    if let Err(error) = analyze.await {
+        tracing::debug!(%error, "the statistics of apalis.jobs cannot be renewed; autovacuum will");
+    }
 }
 
 /// The page that is being written.
@@ -254,7 +282,8 @@ struct FoundPage {
 struct Page {
     transaction: Transaction<'static, Postgres>,
     plans: Vec<Plan>,
-    sleep: Sleep,
+    /// When the sleep of each ends, if it goes on.
+    ends_us: Option<Vec<u64>>,
     /// Of the policies that the plans were made by.
     version: u64,
 }
@@ -279,7 +308,7 @@ async fn find_page<Args: JobArgs + DeserializeOwned>(
     if !is_locked && !is_ours {
         return Ok(None);
     }
-    let sleep = if matches!(place, Cursor::Soon { .. }) { Sleep::GoesOn } else { Sleep::IsOver };
+    let goes_on = matches!(place, Cursor::Soon { .. });
     let found = find(line, &mut transaction, queue, place.clone()).await?;
     let count = in_budget(found.iter().map(|(.., bytes)| *bytes));
     let ids: Vec<&str> = found[..count].iter().map(|(id, ..)| id.as_str()).collect();
@@ -294,26 +323,26 @@ async fn find_page<Args: JobArgs + DeserializeOwned>(
     plans.truncate(in_few_lines(lines));
     let count = plans.len();
     let is_last = count == found.len() && i64::try_from(count).is_ok_and(|count| count < PAGE);
-    let behind = found[..count].last().map(|(id, priority, at_us, _)| match sleep {
-        Sleep::GoesOn => Cursor::Soon { until_us: *at_us, id: id.clone() },
-        Sleep::IsOver | Sleep::IsOverAndClaimed => {
-            Cursor::Behind { priority: *priority, run_at_us: *at_us, id: id.clone() }
-        }
+    let behind = found[..count].last().map(|(id, priority, at_us, _)| match goes_on {
+        true => Cursor::Soon { until_us: *at_us, id: id.clone() },
+        false => Cursor::Behind { priority: *priority, run_at_us: *at_us, id: id.clone() },
     });
     let plans = plans.into_iter().flatten().collect();
-    let plans = lock_those_that_wait(gate, &mut transaction, plans, sleep).await?;
+    let (plans, ends_us) = lock_those_that_wait(gate, &mut transaction, plans, goes_on).await?;
     gate.expect_crowd(&plans, WRITTEN_WITHIN);
-    let page = (!plans.is_empty()).then_some(Page { transaction, plans, sleep, version });
+    let ends_us = goes_on.then_some(ends_us);
+    let page = (!plans.is_empty()).then_some(Page { transaction, plans, ends_us, version });
     Ok(Some(FoundPage { page, behind, is_last }))
 }
 
 impl Page {
     /// Puts its jobs off; answers how many, or `None` if the limits cannot be asked.
     async fn write(self, gate: JobGate, queue: String) -> Result<Option<usize>, sqlx::Error> {
-        let Page { mut transaction, plans, sleep, version } = self;
+        let Page { mut transaction, plans, ends_us, version } = self;
         // The page before has ended, and with it its lock.
         sqlx::query(gate.line().sql(LOCK_QUEUE)).bind(&queue).execute(&mut *transaction).await?;
-        let put_off = gate.put_off_many(&mut transaction, &plans, &[], sleep).await?;
+        let sleep = ends_us.as_deref().map_or(Sleep::IsOver, Sleep::GoesOn);
+        let put_off = gate.put_off_many(&mut transaction, &plans, sleep).await?;
         let Some(put_off) = put_off else { return Ok(None) };
         if put_off.is_empty() {
             return Ok(Some(0));
@@ -321,15 +350,22 @@ impl Page {
         let ids: Vec<String> = put_off.iter().map(|one| plans[one.index].job.clone()).collect();
         let untils: Vec<i64> =
             put_off.iter().map(|one| i64::try_from(one.until_us).unwrap_or(i64::MAX)).collect();
-        let results: Vec<serde_json::Value> =
-            put_off.iter().map(|PutOff { limit, until_us, .. }| delayed_result(limit, *until_us)).collect();
-        let text =
-            "update apalis.jobs j set run_at = timestamptz 'epoch' + u.until_us * interval '1 microsecond',
-              last_result = case when j.status = 'Pending' then u.result else j.last_result end,
-              lock_by = case when j.status = 'Pending' then null else j.lock_by end,
-              lock_at = case when j.status = 'Pending' then null else j.lock_at end
-            from unnest($1::text[], $2::bigint[], $3::jsonb[]) as u(id, until_us, result) where j.id = u.id";
-        sqlx::query(text).bind(&ids).bind(untils).bind(results).execute(&mut *transaction).await?;
+        if ends_us.is_some() {
+            // It was put off before, so that all but the time is there.
+            let text = "update apalis.jobs j set run_at = timestamptz 'epoch' + u.until_us * interval '1 microsecond'
+                from unnest($1::text[], $2::bigint[]) as u(id, until_us) where j.id = u.id";
+            sqlx::query(text).bind(&ids).bind(untils).execute(&mut *transaction).await?;
+        } else {
+            let result = |one: &PutOff| delayed_result(&one.limit, one.until_us);
+            let results: Vec<serde_json::Value> = put_off.iter().map(result).collect();
+            let text =
+                "update apalis.jobs j set run_at = timestamptz 'epoch' + u.until_us * interval '1 microsecond',
+                  last_result = case when j.status = 'Pending' then u.result else j.last_result end,
+                  lock_by = case when j.status = 'Pending' then null else j.lock_by end,
+                  lock_at = case when j.status = 'Pending' then null else j.lock_at end
+                from unnest($1::text[], $2::bigint[], $3::jsonb[]) as u(id, until_us, result) where j.id = u.id";
+            sqlx::query(text).bind(&ids).bind(untils).bind(results).execute(&mut *transaction).await?;
+        }
         transaction.commit().await?;
         gate.expect_crowd(&plans, EXPECTED);
         gate.call_if_changed(version, &ids).await;
@@ -353,7 +389,7 @@ async fn find(
     let soon = "select j.id, j.priority, (extract(epoch from j.run_at) * 1000000)::bigint, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
         from apalis.jobs j join {prefix}job_waiting w on w.job = j.id
         where j.job_type = $1 and j.status = 'Pending' and j.run_at > now() and j.run_at < now() + $2 * interval '1 microsecond'
-          and (j.run_at, j.id) > (timestamptz 'epoch' + $4 * interval '1 microsecond', $5) and w.slot_us > w.until_us + 1000000
+          and (j.run_at, j.id) > (timestamptz 'epoch' + $4 * interval '1 microsecond', $5) and w.slot_us > (extract(epoch from j.run_at) * 1000000)::bigint + 1000000
         order by j.run_at, j.id limit $3";
     let (priority, run_at_us, id) = match place {
         Cursor::Soon { until_us, id } => {
@@ -369,27 +405,30 @@ async fn find(
 }
 
 /// Locks the rows of those of these jobs that will have to wait, as far as nobody else has them: no worker claims what is being put off, and
-/// all others are left to workers, who pass over what is locked.
+/// all others are left to workers, who pass over what is locked. Answers those that it has locked, and for when each is written.
 async fn lock_those_that_wait(
     gate: &JobGate,
     connection: &mut PgConnection,
     mut plans: Vec<Plan>,
-    sleep: Sleep,
-) -> Result<Vec<Plan>, sqlx::Error> {
-    if sleep == Sleep::IsOver && !plans.is_empty() {
+    goes_on: bool,
+) -> Result<(Vec<Plan>, Vec<u64>), sqlx::Error> {
+    if !goes_on && !plans.is_empty() {
         let mut waits = gate.have_to_wait(&mut *connection, &plans).await?.into_iter();
         plans.retain(|_| waits.next() == Some(true));
     }
     if plans.is_empty() {
-        return Ok(plans);
+        return Ok((plans, Vec::new()));
     }
     let ids: Vec<&str> = plans.iter().map(|plan| plan.job.as_str()).collect();
-    let lock = "select id from apalis.jobs where id = any($1) and (run_at < now()) = $2
+    let lock = "select id, (extract(epoch from run_at) * 1000000)::bigint from apalis.jobs where id = any($1) and (run_at < now()) = $2
           and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) for update skip locked";
-    let locked = sqlx::query_scalar(lock).bind(ids).bind(sleep == Sleep::IsOver);
-    let locked: HashSet<String> = locked.fetch_all(&mut *connection).await?.into_iter().collect();
-    plans.retain(|plan| locked.contains(&plan.job));
-    Ok(plans)
+    let locked = sqlx::query_as(lock).bind(ids).bind(!goes_on);
+    let locked: Vec<(String, i64)> = locked.fetch_all(&mut *connection).await?;
+    let locked: HashMap<String, i64> = locked.into_iter().collect();
+    plans.retain(|plan| locked.contains_key(&plan.job));
+    let at_us = |plan: &Plan| locked.get(&plan.job).and_then(|at_us| u64::try_from(*at_us).ok()).unwrap_or(0);
+    let at_us = plans.iter().map(at_us).collect();
+    Ok((plans, at_us))
 }
 
 /// How many jobs of these sizes are read at once: at least one.
@@ -414,6 +453,21 @@ fn plan<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str, row: &PgR
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn statistics_are_renewed_after_many_jobs_and_after_the_last_of_them() {
+        let (mut statistics, begun) = (Statistics::default(), Instant::now());
+        let second = Duration::from_secs(1);
+        assert_eq!(statistics.add(999, begun), None);
+        assert_eq!(statistics.add(1, begun), Some(Duration::ZERO));
+        statistics.renew(begun);
+        assert_eq!(statistics.add(999, begun + second), None);
+        // Too soon for another time: it is done as soon as it may be, by one of those who have put jobs off.
+        assert_eq!(statistics.add(20_000, begun + 2 * second), Some(13 * second));
+        assert_eq!(statistics.add(20_000, begun + 3 * second), None);
+        statistics.renew(begun + 15 * second);
+        assert_eq!(statistics.add(1_000, begun + 300 * second), Some(Duration::ZERO));
+    }
 
     #[test]
     fn a_page_has_one_job_at_least_and_few_large_ones() {

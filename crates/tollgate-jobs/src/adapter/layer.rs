@@ -111,10 +111,8 @@ where
                         context.raw_status().store(Status::Killed);
                         return Err(RATE_LIMIT_EXCEEDED.into());
                     }
-                    JobDecision::Skip => {
+                    JobDecision::Skip { limit } => {
                         context.raw_status().store(Status::Killed);
-                        let limit =
-                            plan.charges.first().map_or_else(String::new, |charge| charge.limit.clone());
                         return Ok(gated("skipped", limit, None, None));
                     }
                 },

@@ -59,6 +59,12 @@ pub async fn prepare(gate: &JobGate) -> Result<(), Error> {
             "apalis.jobs has no index by time, so that each poll reads all jobs that wait; docs/jobs.md has the statement to make it"
         );
     }
+    if let Err(error) = refine_statistics(line).await {
+        tracing::warn!(
+            %error,
+            "the statistics of apalis.jobs are coarse, so that each poll may read all jobs that wait; docs/jobs.md has the statement to refine them"
+        );
+    }
     let failed = |error| Error::database("trying the ack of a delayed job", error);
     let mut transaction = line.pool.begin().await.map_err(failed)?;
     let tried = try_ack(&mut transaction).await;
@@ -84,6 +90,24 @@ async fn index(line: &Line) -> Result<bool, sqlx::Error> {
     sqlx::raw_sql(line.sql(INDEX)).execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(true)
+}
+
+/// Lets the planner know more precisely when jobs are due, unless somebody has chosen how precisely. By default it knows that to one in a
+/// hundred rows: if one job has ended and twenty thousand wait, two hundred of them are taken to be due. Then the index by priority seems
+/// cheaper, which each poll reads to its end.
+async fn refine_statistics(line: &Line) -> Result<(), sqlx::Error> {
+    let is_default = "select coalesce(attstattarget, -1) < 0 from pg_attribute
+        where attrelid = 'apalis.jobs'::regclass and attname = 'run_at'";
+    let mut transaction = line.pool.begin().await?;
+    sqlx::query(line.sql(MIGRATION_LOCK)).execute(&mut *transaction).await?;
+    if sqlx::query_scalar(is_default).fetch_one(&mut *transaction).await? {
+        // A vacuum by hand holds the same lock for as long as it runs.
+        let refine =
+            "set local lock_timeout = '2s'; alter table apalis.jobs alter column run_at set statistics 1000";
+        sqlx::raw_sql(refine).execute(&mut *transaction).await?;
+        transaction.commit().await?;
+    }
+    Ok(())
 }
 
 async fn check_columns(pool: &PgPool) -> Result<(), Error> {

@@ -306,8 +306,8 @@ impl JobGate {
             denied.push(newcomer.denied);
             answers.push(Some(newcomer.answer));
         }
-        let sleep = Sleep::IsOverAndClaimed;
-        let put_off = self.put_off_many(&mut transaction, &plans, &denied, sleep).await?.unwrap_or_default();
+        let sleep = Sleep::IsOverAndClaimed(&denied);
+        let put_off = self.put_off_many(&mut transaction, &plans, sleep).await?.unwrap_or_default();
         transaction.commit().await?;
         for PutOff { index, until_us, sleep, is_soon, limit } in put_off {
             let placed = match is_soon {

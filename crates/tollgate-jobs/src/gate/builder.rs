@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use sqlx::postgres::PgPool;
 use tollgate::Tollgate;
 
-use super::{Batcher, Inner, JobGate, Undeclared, housekeeping};
+use super::{Batcher, Inner, JobGate, Overrides, Undeclared, housekeeping, overrides};
 use crate::error::Error;
 use crate::history::History;
 use crate::line::Line;
@@ -42,7 +42,9 @@ impl JobGateBuilder {
         let gate = self.attach()?;
         gate.inner.line.migrate().await?;
         metrics::describe();
+        gate.look_at_overrides().await;
         tokio::spawn(housekeeping::keep_house(gate.downgrade()));
+        tokio::spawn(overrides::follow(gate.downgrade()));
         Ok(gate)
     }
 
@@ -68,6 +70,7 @@ impl JobGateBuilder {
             history: History::default(),
             undeclared: Undeclared::default(),
             batcher: Batcher::default(),
+            overrides: Overrides::default(),
             #[cfg(feature = "apalis")]
             ahead: crate::adapter::ReadAhead::default(),
         };

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::turn::{Closed, Turn, micros, reckon};
 use super::{JobGate, SHORT_WAIT};
-use crate::line::{NewPlace, NewSlot, Survey};
+use crate::line::{NewPlace, NewSlot, Survey, Waits};
 use crate::plan::{Plan, PlannedCharge};
 
 /// A limit is asked about at most so many costs for one page of jobs. Probes in between are rounded up: a slot may then be late by this
@@ -53,15 +53,34 @@ pub(crate) struct PutOff {
 
 /// Whether jobs sleep yet that are put off together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sleep {
+pub(crate) enum Sleep<'a> {
     /// They are due.
     #[cfg_attr(not(feature = "apalis"), allow(dead_code, reason = "only apalis's queues are read ahead in"))]
     IsOver,
-    /// They are due, and a worker has claimed them.
-    IsOverAndClaimed,
-    /// They would wake soon. One that has more than half of its sleep before it is left alone: it would be written again and again.
+    /// They are due, and a worker has claimed them. Each has the limits that have denied it just now, if that was asked.
+    IsOverAndClaimed(&'a [Vec<bool>]),
+    /// They would wake at these times, on the database's clock. One that has more than half of its sleep before it is left alone: it would
+    /// be written again and again.
     #[cfg_attr(not(feature = "apalis"), allow(dead_code, reason = "only apalis's queues are read ahead in"))]
-    GoesOn,
+    GoesOn(&'a [u64]),
+}
+
+impl Sleep<'_> {
+    /// When the sleep of one of them ends, if it goes on.
+    fn ends_us(&self, index: usize) -> Option<u64> {
+        match self {
+            Sleep::GoesOn(ends_us) => ends_us.get(index).copied(),
+            Sleep::IsOver | Sleep::IsOverAndClaimed(_) => None,
+        }
+    }
+
+    /// The limits that have denied one of them.
+    fn denied(&self, index: usize) -> &[bool] {
+        match self {
+            Sleep::IsOverAndClaimed(denied) => denied.get(index).map_or(&[], Vec::as_slice),
+            Sleep::IsOver | Sleep::GoesOn(_) => &[],
+        }
+    }
 }
 
 /// Limits by their lines, each with the costs that it is asked about.
@@ -73,10 +92,9 @@ struct Waiter<'a> {
     plan: &'a Plan,
     ahead: Vec<u64>,
     closed: Closed,
-    since_us: Option<u64>,
-    /// When it expects its turn and until when it sleeps, if it waited already.
-    slot_us: Option<u64>,
-    slept_until_us: Option<u64>,
+    since_us: u64,
+    /// What is written of it, if it waited already.
+    waited: Option<Waits>,
 }
 
 impl JobGate {
@@ -95,7 +113,7 @@ impl JobGate {
             .map(|(index, plan)| wait_in_line(index, plan, &[], &mut survey, &mut places))
             .collect();
         // A newcomer that a limit may end is put off only if none does.
-        let ends = |waiter: &Waiter<'_>| waiter.slot_us.is_none() && waiter.plan.may_end();
+        let ends = |waiter: &Waiter<'_>| waiter.waited.is_none() && waiter.plan.may_end();
         let newcomers = waiters.iter().flatten().filter(|waiter| ends(waiter)).map(|waiter| waiter.plan);
         let fitting = tokio::time::timeout(ANSWERS_TIMEOUT, self.fitting(newcomers)).await.ok().flatten();
         let fits = |waiter: &Waiter<'_>| {
@@ -119,15 +137,16 @@ impl JobGate {
         Some(outcomes.into_iter().filter(|(_, outcome)| outcome.is_allowed()).map(|(pair, _)| pair).collect())
     }
 
-    /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `denied` says
-    /// of each which of its limits have denied it just now, if that was asked. `None` if the limits cannot be asked, or not in time: then
-    /// nothing was written.
+    /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `None` if the
+    /// limits cannot be asked, or not in time: then nothing was written.
+    ///
+    /// A sleep that only goes on, with the same slot, is not written in the line: that row would cost as much as the framework's own, which
+    /// has the time.
     pub(crate) async fn put_off_many(
         &self,
         connection: &mut PgConnection,
         plans: &[Plan],
-        denied: &[Vec<bool>],
-        sleep: Sleep,
+        sleep: Sleep<'_>,
     ) -> Result<Option<Vec<PutOff>>, sqlx::Error> {
         let mut survey = self.inner.line.survey(&mut *connection, plans).await?;
         let mut places = Vec::new();
@@ -135,8 +154,7 @@ impl JobGate {
             .iter()
             .enumerate()
             .filter_map(|(index, plan)| {
-                let denied = denied.get(index).map_or(&[][..], Vec::as_slice);
-                wait_in_line(index, plan, denied, &mut survey, &mut places)
+                wait_in_line(index, plan, sleep.denied(index), &mut survey, &mut places)
             })
             .collect();
         if waiters.is_empty() {
@@ -160,32 +178,35 @@ impl JobGate {
                 continue;
             };
             let Turn { wait, binding, .. } = turn;
-            if waiter.slept_until_us.is_some() && wait <= SHORT_WAIT {
+            if waiter.waited.is_some() && wait <= SHORT_WAIT {
                 // Its turn has come after all: it is charged when it is claimed.
                 continue;
             }
-            let span = turn.sleep(waiter.plan, now_us, waiter.since_us);
+            let span = turn.sleep(waiter.plan, now_us, Some(waiter.since_us));
             let until_us = now_us.saturating_add(micros(span));
-            if let (Sleep::GoesOn, Some(slept_until_us)) = (sleep, waiter.slept_until_us)
-                && !is_worth_it(now_us, slept_until_us, until_us, span >= wait)
-            {
+            let ends_us = sleep.ends_us(waiter.index);
+            if ends_us.is_some_and(|ends_us| !is_worth_it(now_us, ends_us, until_us, span >= wait)) {
                 continue;
             }
-            let is_soon =
-                sleep == Sleep::IsOverAndClaimed && wait <= SHORT_WAIT && waiter.closed.start_us == 0;
+            let is_claimed = matches!(sleep, Sleep::IsOverAndClaimed(_));
+            let is_soon = is_claimed && wait <= SHORT_WAIT && waiter.closed.start_us == 0;
             let limit = match is_soon {
                 true => waiter.plan.charges[binding].limit.clone(),
                 false => self.note_delay(waiter.plan, span, binding, span >= turn.sleep),
             };
             // A time that has hardly moved stays: to write it would cost as much as all the rest.
-            let (slot_us, had_us) = (now_us.saturating_add(micros(wait)), waiter.slot_us);
-            let slot_us =
-                had_us.filter(|had_us| had_us.abs_diff(slot_us) <= SLOT_STAYS_US).unwrap_or(slot_us);
-            slots.push(NewSlot { plan: waiter.plan, slot_us, until_us, binding: limit.clone() });
+            let slot_us = now_us.saturating_add(micros(wait));
+            let had = waiter.waited.as_ref().filter(|had| had.slot_us.abs_diff(slot_us) <= SLOT_STAYS_US);
+            if ends_us.is_none() || had.is_none_or(|had| had.binding != limit) {
+                let slot_us = had.map_or(slot_us, |had| had.slot_us);
+                slots.push(NewSlot { plan: waiter.plan, slot_us, until_us, binding: limit.clone() });
+            }
             put_off.push(PutOff { index: waiter.index, until_us, sleep: span, is_soon, limit });
         }
         places.retain(|place: &NewPlace<'_>| !never.contains(place.job));
-        self.inner.line.write(connection, &slots, &places).await?;
+        if !slots.is_empty() {
+            self.inner.line.write(connection, &slots, &places).await?;
+        }
         Ok(Some(put_off))
     }
 
@@ -259,7 +280,7 @@ fn wait_in_line<'a>(
         start_us: closed_us.map_or(0, |until_us| until_us.saturating_sub(now_us)),
         binding: plan.charges.iter().position(is_closed).unwrap_or(0),
     };
-    let waiting = survey.waiting.get(&plan.job).copied();
+    let waiting = survey.waiting.get(&plan.job).cloned();
     let own = |charge: &PlannedCharge| survey.ahead_of.get(&plan.job)?.get(&charge.line).copied();
     let ahead: Vec<u64> = plan
         .charges
@@ -278,9 +299,8 @@ fn wait_in_line<'a>(
             plan,
             ahead,
             closed,
-            since_us: Some(waiting.since_us),
-            slot_us: Some(waiting.slot_us),
-            slept_until_us: Some(waiting.until_us),
+            since_us: waiting.since_us,
+            waited: Some(waiting),
         });
     }
     if closed_us.is_none() && ahead.iter().all(|ahead| *ahead == 0) && !denied.contains(&true) {
@@ -296,7 +316,7 @@ fn wait_in_line<'a>(
         line.ahead = line.ahead.saturating_add(charge.cost);
         places.push(NewPlace { job: &plan.job, charge, place: line.last });
     }
-    Some(Waiter { index, plan, ahead, closed, since_us: Some(now_us), slot_us: None, slept_until_us: None })
+    Some(Waiter { index, plan, ahead, closed, since_us: now_us, waited: None })
 }
 
 /// Whether a job that sleeps is to sleep until another time: half of its sleep has passed, or it will not have to be put off again.

@@ -9,7 +9,20 @@ use crate::decision::{Delay, JobDecision};
 use crate::limits::OnExceeded;
 use crate::line::{Look, Taken};
 use crate::metrics;
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedCharge};
+
+/// The limit that a job is over, and what is shown of its key.
+#[derive(Clone, Copy)]
+pub(super) struct Over<'a> {
+    pub(super) limit: &'a str,
+    pub(super) label: &'a str,
+}
+
+impl<'a> Over<'a> {
+    pub(super) fn of(charge: &'a PlannedCharge) -> Over<'a> {
+        Over { limit: &charge.limit, label: &charge.label }
+    }
+}
 
 impl JobGate {
     /// Closes the key of a job whose remote side asked for that, and puts the job off, whatever its limits do with jobs that are over them: they
@@ -113,9 +126,10 @@ impl JobGate {
         &self,
         plan: &Plan,
         behaviour: OnExceeded,
-        label: &str,
+        over: Over<'_>,
         is_waiting: bool,
     ) -> JobDecision {
+        let Over { limit, label } = over;
         if is_waiting {
             self.leave(plan).await;
         }
@@ -124,11 +138,12 @@ impl JobGate {
         tracing::debug!(
             job_type = plan.job_type,
             key = label,
+            limit,
             behaviour = behaviour.name(),
             "job over its limit"
         );
         match behaviour {
-            OnExceeded::Skip => JobDecision::Skip,
+            OnExceeded::Skip => JobDecision::Skip { limit: limit.to_owned() },
             OnExceeded::Reject | OnExceeded::Delay => JobDecision::Reject,
         }
     }
@@ -147,8 +162,7 @@ impl JobGate {
             Charged::Denied(decision) => match judge(plan, &decision) {
                 Denial::Outage(wait) => self.put_off(plan, wait, 0),
                 Denial::Ends(behaviour, index) => {
-                    let label = plan.charges[index].label.clone();
-                    self.end(plan, behaviour, &label, false).await
+                    self.end(plan, behaviour, Over::of(&plan.charges[index]), false).await
                 }
                 Denial::Waits(_, binding) => {
                     self.put_off(plan, decision.retry_after().unwrap_or(OUTAGE_WAIT), binding)

@@ -21,8 +21,12 @@ pub(super) fn enter(plan: &Plan) -> Span {
 
 pub(super) fn conclude(span: &Span, decision: &JobDecision) {
     span.record("decision", decision.name());
-    if let JobDecision::Delay(delay) = decision {
-        span.record("limiter", delay.limit.as_str());
-        span.record("delay_ms", u64::try_from(delay.wait.as_millis()).unwrap_or(u64::MAX));
+    match decision {
+        JobDecision::Delay(delay) => {
+            span.record("limiter", delay.limit.as_str());
+            span.record("delay_ms", u64::try_from(delay.wait.as_millis()).unwrap_or(u64::MAX));
+        }
+        JobDecision::Skip { limit } => drop(span.record("limiter", limit.as_str())),
+        JobDecision::Run(_) | JobDecision::Reject => {}
     }
 }

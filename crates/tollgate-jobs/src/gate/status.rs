@@ -61,7 +61,8 @@ impl JobGate {
     }
 
     /// What is known of a key: `job:<type>`, `queue:<name>` or `global`. Where a field splits its limits, what is counted is that of
-    /// jobs without it, and the waiting jobs are all of them.
+    /// jobs without it, and the waiting jobs are all of them. Where it has no limit of its own and shares some of `[limits]`, the first of
+    /// those is counted, under `limit_key`; if that has fields, it is counted under the key itself, where nothing is charged.
     pub async fn status(&self, key: &str) -> Result<JobStatus, Error> {
         let jobs = self.inner.jobs.read().clone();
         let is_key = |scope: &JobScope<'_>| scope.key().is_ok_and(|own| own.canonical() == key);
@@ -71,8 +72,10 @@ impl JobGate {
             if !is_key(&scope) {
                 continue;
             }
-            let Some((limit_name, _)) = limits.named(scope).into_iter().next() else { continue };
-            let outcome = self.inner.tollgate.status(&limit_name, key).await?;
+            let Some(limit_name) = limits.first_name(scope) else { continue };
+            let is_shared = limits.named(scope).is_empty();
+            let counted = limits.shared_key().filter(|_| is_shared).unwrap_or(key);
+            let outcome = self.inner.tollgate.status(&limit_name, counted).await?;
             let waiting = self.inner.line.waiting(key).await;
             let waiting = waiting.map_err(|error| Error::database("reading the line", error))?;
             metrics::status(key, outcome.used(), outcome.capacity(), waiting.jobs);
@@ -96,7 +99,7 @@ impl JobGate {
         let jobs = self.inner.jobs.read().clone();
         let mut statuses = Vec::new();
         for (scope, limits) in jobs.config().scopes() {
-            if let (Ok(key), false) = (scope.key(), limits.named(scope).is_empty()) {
+            if let (Ok(key), Some(_)) = (scope.key(), limits.first_name(scope)) {
                 statuses.push(self.status(key.canonical()).await?);
             }
         }

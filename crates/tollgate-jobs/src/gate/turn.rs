@@ -116,7 +116,7 @@ impl Turn {
         let mut sleep = self.sleep;
         if sleep > plan.max_delay {
             // Without jitter all jobs with the longest sleep would wake at once. No job sleeps longer than `max_delay`.
-            sleep = plan.max_delay.saturating_sub(jitter(&plan.job, plan.max_delay / 10));
+            sleep = plan.max_delay.saturating_sub(jitter(&plan.job, plan.max_delay / 20));
         }
         if let (Some(give_up_after), Some(since_us)) = (plan.give_up_after, since_us) {
             let ends_us = since_us.saturating_add(micros(give_up_after));

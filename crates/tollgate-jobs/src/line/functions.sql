@@ -115,11 +115,11 @@ create or replace function {prefix}job_next(p_keys uuid[], p_count integer) retu
     cross join lateral (select l.job from {prefix}job_line l where l.key = k.key order by l.place limit p_count) as n
 $$;
 
--- The jobs that sleep or are about to (0), in the order of their slots, behind one of them.
+-- The jobs that wait, in the order of their slots, behind one of them. Which of them sleep, the framework knows.
 create or replace function {prefix}job_sleepers(p_slot_us bigint, p_job text, p_count integer)
 returns table (job text, slot_us bigint) language sql volatile as $$
   select w.job, w.slot_us from {prefix}job_waiting w
-    where (w.slot_us, w.job) > (p_slot_us, p_job) and (w.until_us = 0 or w.until_us > {prefix}job_now_us()) order by w.slot_us, w.job limit p_count
+    where (w.slot_us, w.job) > (p_slot_us, p_job) order by w.slot_us, w.job limit p_count
 $$;
 
 -- The same of those that stand in these lines or under this label.
@@ -129,7 +129,7 @@ returns table (job text, slot_us bigint) language sql volatile as $$
       select l.job from {prefix}job_line l where l.label = p_label
       union select l.job from {prefix}job_line l where l.key = any(p_keys)) as s
     join {prefix}job_waiting w on w.job = s.job
-    where (w.slot_us, w.job) > (p_slot_us, p_job) and (w.until_us = 0 or w.until_us > {prefix}job_now_us()) order by w.slot_us, w.job limit p_count
+    where (w.slot_us, w.job) > (p_slot_us, p_job) order by w.slot_us, w.job limit p_count
 $$;
 
 -- Forgets a batch of jobs whose slot passed long ago and that nobody came for, keys that are open again, and minutes that long ago. Answers

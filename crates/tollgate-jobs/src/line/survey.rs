@@ -32,12 +32,12 @@ pub(crate) struct LineEnd {
     pub(crate) ahead: u64,
 }
 
-/// Since when a job waits, when it expects its turn, and until when it sleeps.
-#[derive(Clone, Copy, Debug)]
+/// Since when a job waits, when it expects its turn, and the limit that holds it up.
+#[derive(Clone, Debug)]
 pub(crate) struct Waits {
     pub(crate) since_us: u64,
     pub(crate) slot_us: u64,
-    pub(crate) until_us: u64,
+    pub(crate) binding: String,
 }
 
 /// A place that a job takes.
@@ -123,8 +123,8 @@ impl Line {
         let closed = "select key, until_us from {prefix}job_closed where key = any($1) and until_us > $2";
         let closed: Vec<(Uuid, i64)> =
             sqlx::query_as(self.sql(closed)).bind(&closable).bind(now_us).fetch_all(&mut *connection).await?;
-        let waiting = "select job, since_us, slot_us, until_us from {prefix}job_waiting where job = any($1)";
-        let waiting: Vec<(String, i64, i64, i64)> =
+        let waiting = "select job, since_us, slot_us, binding from {prefix}job_waiting where job = any($1)";
+        let waiting: Vec<(String, i64, i64, String)> =
             sqlx::query_as(self.sql(waiting)).bind(&jobs).fetch_all(&mut *connection).await?;
         let mut ahead_of: HashMap<String, HashMap<Uuid, u64>> = HashMap::new();
         if !waiting.is_empty() {
@@ -136,9 +136,8 @@ impl Line {
             }
         }
         let end = |(key, last, ahead)| (key, LineEnd { last: unsigned(last), ahead: unsigned(ahead) });
-        let waits = |(job, since_us, slot_us, until_us)| {
-            let [since_us, slot_us, until_us] = [since_us, slot_us, until_us].map(unsigned);
-            (job, Waits { since_us, slot_us, until_us })
+        let waits = |(job, since_us, slot_us, binding)| {
+            (job, Waits { since_us: unsigned(since_us), slot_us: unsigned(slot_us), binding })
         };
         Ok(Survey {
             now_us: unsigned(now_us),

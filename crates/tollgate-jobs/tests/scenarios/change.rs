@@ -4,6 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use apalis_postgres::PostgresStorage;
+use tollgate::config::{OverrideFields, StoredOverride};
+use tollgate::store::{Record, RecordKind};
 use tollgate_jobs::adapter::prepare;
 use tollgate_jobs::{JobGate, JobsConfig, JobsReader};
 use tollgate_testkit::postgres::PostgresServer;
@@ -47,18 +49,24 @@ async fn s24_waiting_jobs_follow_a_changed_limit() {
         "update apalis.jobs j set status = 'Pending', lock_by = null, run_at = l.run_at + interval '5 minutes' from late l where l.id = j.id",
     );
     world.until_done(51).await;
-    // Lowered: no start beyond the new limit.
-    let text = "[jobs.types.mail]\nlimit = 2\nwindow = '1s'\n";
+    // Lowered while four wait, whose slots by the old limit are one and the same: no start beyond the new limit.
+    world.gate.reload(only("post", rate(6, 20 * SECOND))).await.unwrap();
+    world.push("q", jobs("post", 10)).await;
+    world.until("select count(*) from tollgate_job_waiting where delays > 0 and job_type = 'post'", 4).await;
+    world.until("select count(*) from starts where kind = 'post'", 6).await;
+    let text = "[jobs.types.post]\nlimit = 1\nwindow = '1s'\n";
     let mut section = JobsConfig::default();
     let config = tollgate::config::Config::parse_with(text, [], &mut [&mut section]).unwrap();
     world.gate.reload_config(&config, &section).await.unwrap();
-    world.server.psql("truncate permits");
-    world.push("q", jobs("mail", 8)).await;
-    world.until_done(59).await;
-    assert_eq!(world.most_permits("jobs.type.mail", SECOND).await, 2);
-    let refused = world.gate.reload(only("mail", rate(0, SECOND))).await.unwrap_err().to_string();
-    assert!(refused.contains("the job type `mail`"), "{refused}");
-    assert_eq!(world.gate.status("job:mail").await.unwrap().limit, 2, "the last good one stays");
+    let lowered = world.number(clock).await;
+    world.until_done(61).await;
+    world.server.psql(&format!("delete from permits where at_us <= {lowered}"));
+    let limit = "jobs.type.post";
+    let permits = format!("select count(*) from permits where limit_name = '{limit}'");
+    assert_eq!((world.number(&permits).await, world.most_permits(limit, SECOND).await), (4, 1));
+    let refused = world.gate.reload(only("post", rate(0, SECOND))).await.unwrap_err().to_string();
+    assert!(refused.contains("the job type `post`"), "{refused}");
+    assert_eq!(world.gate.status("job:post").await.unwrap().limit, 1, "the last good one stays");
 }
 
 /// Waits until a gate counts by this limit.
@@ -223,4 +231,33 @@ async fn jobs_of_a_key_that_is_opened_are_called() {
     let opened = reader.open("job:call", false, &section).await.unwrap();
     assert_eq!((opened.opened, opened.called), (1, None));
     world.server.psql("alter table apalis.away rename to jobs");
+}
+
+/// An override that a server sets for a limit of jobs holds for workers too, on top of what their policies say, until it is removed.
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_follow_overrides_that_are_set_at_run_time() {
+    let world = World::new(only("mail", rate(1, HOUR))).await;
+    world.push("q", jobs("mail", 5)).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 4).await;
+    // As a server has it, which shares the store and nothing else.
+    let server = tollgate_at(&world.url, |builder| builder).await;
+    let set = |fields: OverrideFields| {
+        let (limit, key) = ("jobs.type.mail".to_owned(), "job:mail".to_owned());
+        let one = StoredOverride { limit, key, fields, reason: None, by: None, at_us: 0 };
+        Record { id: "mail".to_owned(), payload: one.to_payload(), ends: None }
+    };
+    let raised = set(OverrideFields { limit: Some(50), ..OverrideFields::default() });
+    assert!(server.put_record(RecordKind::Override, &raised).await.unwrap().is_kept);
+    // Those who wait, up to four hours, are called.
+    world.until_done(5).await;
+    until_limit(&world.gate, 50).await;
+    // Other policies come under it.
+    world.gate.reload(only("mail", rate(6, HOUR))).await.unwrap();
+    assert_eq!(world.gate.status("job:mail").await.unwrap().limit, 50);
+    assert!(server.remove_record(RecordKind::Override, "mail").await.unwrap());
+    until_limit(&world.gate, 6).await;
+    world.push("q", jobs("mail", 3)).await;
+    world.until_done(6).await;
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 2).await;
 }

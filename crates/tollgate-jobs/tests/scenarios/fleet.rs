@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tollgate_jobs::adapter::prepare;
 use tollgate_jobs::{Job, JobDecision};
 
 use crate::world::*;
@@ -226,4 +227,77 @@ async fn many_tenants_are_put_off_together_with_few_locks() {
         2_000,
         "each in both of its lines"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s25_a_429_closes_the_key_for_all_and_costs_no_attempt() {
+    let policies = || only("call", rate(100, SECOND));
+    let world = World::new(policies()).await;
+    // The other worker has a gate and connections of its own, as another process has.
+    let pool = pool_at(&world.url).await;
+    let other = gate_at(&world.url, &pool, policies(), |builder| builder).await;
+    prepare(&other).await.unwrap();
+    world.push("q", [TestJob::new("call", 1).act(Act::AskForRestMs(2_000))]).await;
+    let _workers = (world.worker("q"), work(&other, &pool, "other", "others", WorkerOptions::default()));
+    world.until("select count(*) from tollgate_job_closed", 1).await;
+    // Three for the worker whose job was sent away, and three for the one that knows of it from the database.
+    world.push("q", (2..5).map(|number| TestJob::new("call", number))).await;
+    world.push("others", (5..8).map(|number| TestJob::new("call", number))).await;
+    let until = world.number("select until_us from tollgate_job_closed").await;
+    world.until_done(7).await;
+    let early = format!(
+        "select count(*) from starts where extract(epoch from at) * 1000000 < {until} and at > (select min(at) from starts)"
+    );
+    assert_eq!(world.number(&early).await, 0);
+    assert_eq!(world.starts("call").await, 8, "the one that was sent away ran again");
+    let workers = "select count(distinct job_type) from apalis.jobs where status = 'Done'";
+    assert_eq!(world.number(workers).await, 2, "each worker has a queue");
+    assert_eq!(world.number("select max(attempts)::bigint from apalis.jobs").await, 1);
+}
+
+/// A second page that is put off shortly after the first, whose jobs were all due by the planner's statistics: a poll would read all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_are_renewed_after_the_last_jobs_that_were_put_off() {
+    let world = World::new(only("mail", rate(1, HOUR))).await;
+    // The database does not do it by itself meanwhile.
+    world.server.psql("alter table apalis.jobs set (autovacuum_enabled = off)");
+    let _worker = world.worker("q");
+    let renewed = "select coalesce(max(analyze_count), 0) from pg_stat_user_tables where schemaname = 'apalis' and relname = 'jobs'";
+    let waiting = "select count(*) from apalis.jobs where status = 'Pending' and run_at > now()";
+    for round in 1..=2 {
+        world.push_all("q", jobs("mail", 1_500)).await;
+        world.until(waiting, 1_500 * round - 1).await;
+        world.until(renewed, round).await;
+    }
+    // Twenty thousand jobs wait, and one has ended long ago, by which some of the others seem to be due. apalis polls by a plan that is made once
+    // and for any batch.
+    world.server.psql(
+        "insert into apalis.jobs (id, job_type, job, status, attempts, max_attempts, run_at)
+           select 'w' || n, 'q', '{}', 'Pending', 0, 25, now() + n * interval '1 ms' + interval '1 hour' from generate_series(1, 17000) n;
+         update apalis.jobs set run_at = now() - interval '1 day' where status = 'Done'; analyze apalis.jobs",
+    );
+    let due = "select id from apalis.jobs where (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) and run_at < now()
+        and job_type = $1 order by priority desc, run_at limit $2 for update skip locked";
+    let plan = world.server.psql(&format!(
+        "set plan_cache_mode = force_generic_plan; prepare due(text, integer) as {due}; explain execute due('q', 10)"
+    ));
+    assert!(plan.contains("tollgate_job_due"), "{plan}");
+}
+
+/// The sleep of a job whose slot stays goes on by a new time in apalis's row alone. The line has an old one then, and those who sleep are called
+/// all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sleep_that_goes_on_is_written_once_and_called_like_any_other() {
+    let world = World::new(only("mail", rate(1, HOUR).max_delay(8 * SECOND))).await;
+    world.push_all("q", jobs("mail", 41)).await;
+    let _worker = world.worker("q");
+    // Those that were put off more often than the line says, and whose sleep would be over by what it says.
+    let went_on = "select least(count(*), 20) from tollgate_job_waiting w join apalis.jobs j on j.id = w.job
+        where w.delays < (select count(*) from delays d where d.job = w.job) and w.until_us < tollgate_job_now_us()
+          and j.run_at > now() + interval '3 seconds' and j.lock_by is null";
+    world.until(went_on, 20).await;
+    world.gate.reload(only("mail", rate(1_000, SECOND))).await.unwrap();
+    let asleep = "select count(*) from apalis.jobs where status = 'Pending' and run_at > clock_timestamp() + interval '2 seconds'";
+    assert_eq!(world.number(asleep).await, 0);
+    world.until_done(41).await;
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use tollgate::{Settled, Settlement};
 use tollgate_jobs::{JobPolicy, Jobs};
 
 use crate::world::*;
@@ -57,4 +58,21 @@ async fn a_lease_is_released_however_its_run_ends() {
         world.until(&format!("select count(*) from starts where kind = '{kind}' and number = 2"), 1).await;
         until_held(&world, kind, 0).await;
     }
+}
+
+/// A lease that is released again changes nothing in the store, also when another run has the place.
+#[tokio::test(flavor = "multi_thread")]
+async fn s12_a_second_release_changes_nothing() {
+    let world = World::new(Jobs::new().job("mail", JobPolicy::new().concurrency(1).lease(HOUR))).await;
+    let (tollgate, limit, key) = (world.gate.tollgate(), "jobs.type.mail.running", "job:mail");
+    let first = tollgate.acquire(limit, key).await.unwrap().unwrap();
+    let id = first.id();
+    first.release().await.unwrap();
+    assert_eq!(held(&world, "mail").await, 0);
+    let second = tollgate.acquire(limit, key).await.unwrap().unwrap();
+    let again = tollgate.settle(id, &Settlement::Release).await.unwrap();
+    assert_eq!((again, held(&world, "mail").await), (Settled::Already, 1));
+    assert!(tollgate.acquire(limit, key).await.unwrap().is_err(), "the place is taken");
+    second.release().await.unwrap();
+    assert_eq!(held(&world, "mail").await, 0);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tollgate::telemetry::{Event, Observer};
-use tollgate_jobs::RATE_LIMIT_EXCEEDED;
+use tollgate_jobs::{JobPolicy, Jobs, RATE_LIMIT_EXCEEDED};
 
 use crate::world::*;
 
@@ -76,4 +76,35 @@ async fn a_shadow_limit_is_made_real_under_a_backlog() {
     );
     assert_eq!(world.number(&late).await, 0, "a job ran over the limit");
     assert!(world.starts("mail").await < 40, "the backlog was gone before the limit was made real");
+}
+
+/// A type without a limit of its own, as the one that shares a limit with the web tier, has a status like any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_type_that_only_shares_a_limit_has_a_status_and_metrics() {
+    let exporter = exporter();
+    let policies = Jobs::new()
+        .job("invoice", JobPolicy::new().charges("stripe").limit_key("account:1"))
+        .job("refund", JobPolicy::new().charges("stripe").limit_key("account:{tenant}"));
+    let stripe = tollgate::Limit::sliding_window(5, HOUR).unwrap();
+    let world = World::with(policies, |builder| builder.limit("stripe", stripe)).await;
+    world.push("q", jobs("invoice", 8)).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from tollgate_job_waiting where delays > 0", 3).await;
+    world.until_done(5).await;
+    let status = world.gate.status("job:invoice").await.unwrap();
+    assert_eq!((&*status.limit_name, &*status.key), ("stripe", "job:invoice"));
+    assert_eq!((status.count, status.limit, status.remaining, status.waiting), (5, 5, 0, 3));
+    // Each job of the other names a key, so that there is no one count.
+    let refund = world.gate.status("job:refund").await.unwrap();
+    assert_eq!((&*refund.limit_name, refund.count, refund.limit, refund.waiting), ("stripe", 0, 5, 0));
+    let keys: Vec<String> =
+        world.gate.statuses().await.unwrap().into_iter().map(|status| status.key).collect();
+    assert_eq!(keys, ["job:invoice", "job:refund"]);
+    let text = exporter.render();
+    for line in [
+        "tollgate_job_rate_limit_usage{key=\"job:invoice\"} 1",
+        "tollgate_job_waiting{key=\"job:invoice\"} 3",
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line}: {text}");
+    }
 }

@@ -1,6 +1,6 @@
 //! What becomes of jobs over several limits with different behaviours while others wait.
 
-use tollgate_jobs::{JobDecision, Jobs, OnExceeded};
+use tollgate_jobs::{Job, JobDecision, Jobs, OnExceeded};
 
 use crate::world::*;
 
@@ -74,4 +74,22 @@ async fn a_newcomer_ends_only_by_a_limit_that_denies_it() {
     assert_eq!(enter("6", "call").await, "delay", "a limit that cannot be asked ends nothing");
     let waiting = "select string_agg(job, ' ' order by job) from tollgate_job_waiting";
     assert_eq!(world.server.psql(waiting), "2 3 6");
+}
+
+/// The result of a skipped job names the limit that skipped it: here that of the queue, which is charged after that of the type.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_skipped_job_says_which_limit_skipped_it() {
+    let policies = Jobs::new()
+        .job("cache", rate(100, HOUR))
+        .queue("q", rate(1, HOUR).on_exceeded(OnExceeded::Skip))
+        .global(rate(100, HOUR));
+    let world = World::new(policies).await;
+    world.push("q", jobs("cache", 3)).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from apalis.jobs where status = 'Killed'", 2).await;
+    let skipped = "select last_result -> 'Ok' ->> 'limit', count(*) from apalis.jobs where status = 'Killed' group by 1";
+    assert_eq!(world.counts(skipped).await, [("jobs.queue.q".to_owned(), 2)].into());
+    let plan = world.gate.plan(&Job::new("x", "cache", "q")).unwrap();
+    let JobDecision::Skip { limit } = world.gate.enter(&plan).await else { panic!("it is not skipped") };
+    assert_eq!(limit, "jobs.queue.q");
 }

@@ -238,8 +238,8 @@ impl World {
              create function log_delay() returns trigger language plpgsql as $$ begin
                insert into delays values (new.id, new.run_at, clock_timestamp(), old.status <> 'Pending'); return new; end $$;
              create trigger log_delay after update on apalis.jobs for each row
-               when (new.status = 'Pending' and new.last_result is distinct from old.last_result
-                 and new.last_result->'Ok'->>'tollgate' = 'delayed') execute function log_delay();",
+               when (new.status = 'Pending' and new.last_result->'Ok'->>'tollgate' = 'delayed'
+                 and (new.last_result is distinct from old.last_result or new.run_at > old.run_at)) execute function log_delay();",
         );
         world
     }

@@ -29,6 +29,7 @@ mod requests;
 #[cfg(feature = "http")]
 mod routes;
 mod store;
+mod stored_override;
 
 use toml::de::DeTable;
 
@@ -44,6 +45,7 @@ pub use self::reader::{Field, Reader, Section};
 #[cfg(feature = "http")]
 pub use self::requests::RequestsConfig;
 pub use self::store::{ClockMode, StoreConfig, StoreMode};
+pub use self::stored_override::{OverrideFields, StoredOverride, with_overrides};
 use crate::policy::Policy;
 
 /// The sections that a file may have, in this crate and in others of this repository.
