@@ -64,4 +64,4 @@ pub use parking::Parked;
 pub use request::{Api, Body, ModelRequest, RequestError};
 pub use stream::{Event, EventKind, EventReader, Streamed};
 pub use trail::{Trail, TrailLine};
-pub use usage::{Usage, of_answer};
+pub use usage::{Usage, of_answer, of_whole_answer};

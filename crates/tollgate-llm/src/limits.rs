@@ -242,8 +242,8 @@ impl ModelLimits {
             });
         };
         let tokens = self.tokens(&config, Some(model), request, counted);
-        let (plans, tokens) = match self.plans(&config, model, caller, tokens) {
-            Ok(planned) => planned,
+        let plans = match self.plans(&config, model, caller, tokens) {
+            Ok(plans) => plans,
             Err(refusal) => {
                 let (input, reserved) = (tokens.input, tokens.input.saturating_add(tokens.output));
                 return Ok(Check {
@@ -255,6 +255,7 @@ impl ModelLimits {
                 });
             }
         };
+        let tokens = plans.first().map_or(tokens, |plan| plan.tokens);
         let best = match plans.is_empty() {
             true => self.a_free_group(&config, model).err().map(|(left, why)| parked(left, why)),
             false => self.first_room(&plans).await?,
@@ -300,7 +301,7 @@ impl ModelLimits {
         if request.api() == Api::CountTokens {
             return Ok(Admission::unlimited(self.inner.clone(), tokens, counted.encoding, request.model()));
         }
-        let (plans, tokens) = self.plans(&config, model, caller, tokens)?;
+        let plans = self.plans(&config, model, caller, tokens)?;
         let within = within.unwrap_or(config.max_wait);
         if plans.is_empty() {
             let group = self.free_group(&config, model, within).await?;
@@ -310,7 +311,8 @@ impl ModelLimits {
             return Ok(admission);
         }
         let line = self.line(&config, &model.quota);
-        let joining = joining(&config, caller, tokens.input.saturating_add(tokens.output));
+        let planned = plans[0].tokens;
+        let joining = joining(&config, caller, planned.input.saturating_add(planned.output));
         let client = joining.client.clone();
         let waits = self.inner.seen.waits(&Coming {
             model,
@@ -332,7 +334,9 @@ impl ModelLimits {
                 return Err(self.with_outcomes(refusal, &plans).await);
             }
         };
+        let tokens = admitted.plan.tokens;
         let mut admission = Admission::unlimited(self.inner.clone(), tokens, counted.encoding, &model.name);
+        admission.left_out = ModelLimits::left_out(&config, model, &plans);
         admission.line = Some(line);
         admission.seen = Some(waits.admitted(&admitted.plan.charges, admitted.waited));
         (admission.quota, admission.group) = (Some(model.quota.clone()), Some(admitted.plan.group.clone()));

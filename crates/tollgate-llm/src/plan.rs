@@ -61,6 +61,8 @@ pub(crate) struct Plan {
     pub(crate) group: String,
     pub(crate) kind: UpstreamKind,
     pub(crate) count_cache_reads: bool,
+    /// What it may use with keys of this group: a guess is lowered to the group's limits.
+    pub(crate) tokens: Tokens,
 }
 
 impl Plan {
@@ -94,8 +96,8 @@ impl Plan {
             charges.extend(planned(limits, name, true));
         }
         let count_cache_reads = model.count_cache_reads;
-        let (quota, group) = (model.quota.clone(), group.to_owned());
-        (!charges.is_empty()).then_some(Plan { charges, quota, group, kind, count_cache_reads })
+        let (quota, group, tokens) = (model.quota.clone(), group.to_owned(), *tokens);
+        (!charges.is_empty()).then_some(Plan { charges, quota, group, kind, count_cache_reads, tokens })
     }
 
     /// As the library takes them.

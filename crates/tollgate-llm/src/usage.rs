@@ -5,7 +5,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::config::UpstreamKind;
-use crate::count::{Encoding, Tokenizer};
+use crate::count::{Encoding, LARGE, Tokenizer};
 use crate::request::Api;
 
 /// More than any call uses. A higher number is ignored.
@@ -93,6 +93,16 @@ pub fn of_answer(api: Api, body: &[u8], encoding: Encoding) -> Option<(Usage, bo
         }
     }
     has_text.then_some((Usage { output, ..Usage::default() }, true))
+}
+
+/// The same for a body that may be large: that is read, and its texts are counted, off the async threads.
+pub async fn of_whole_answer(api: Api, body: Vec<u8>, encoding: Encoding) -> Option<(Usage, bool)> {
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) if body.len() >= LARGE => {
+            runtime.spawn_blocking(move || of_answer(api, &body, encoding)).await.ok().flatten()
+        }
+        _ => of_answer(api, &body, encoding),
+    }
 }
 
 /// Fields of answers that describe and were not generated.

@@ -1,5 +1,10 @@
 //! Scenarios of admission, reservation and settlement on a clock that is moved by hand. The gateway's own are in the server's tests.
 
+#[path = "scenarios/groups.rs"]
+mod groups;
+#[path = "scenarios/threads.rs"]
+mod threads;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -304,47 +309,6 @@ async fn b3_excess_is_a_debt_that_delays_the_next() {
     assert_eq!(world.left("llm.gpt-4o.tpm").await, 0, "never below zero");
 }
 
-/// Reservations, settlements and cancels from eight threads: at no moment is more held than the limit.
-#[test]
-fn b4_eight_threads_never_hold_more_than_the_limit() {
-    let operations: usize = std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|cases| cases.parse().ok())
-        .map_or(1_000_000, |cases: usize| cases * 100);
-    let world = World::of(OPENAI, "[llm.models.gpt-4o]\ntpm = 1000\nrpm = 100000000");
-    let held = Arc::new(std::sync::atomic::AtomicI64::new(0));
-    let threads: Vec<_> = (0..8_u64)
-        .map(|thread| {
-            let (world, held) = (world.clone(), held.clone());
-            std::thread::spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-                runtime.block_on(async {
-                    let body = body(100 + thread);
-                    let request =
-                        ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
-                    for round in 0..operations / 8 {
-                        let admitted =
-                            world.limits.admit(&request, &Caller::default(), Some(Duration::ZERO)).await;
-                        let Ok(admission) = admitted else { continue };
-                        // The clock stands still: all that was admitted counts until it is given back.
-                        let tokens = i64::try_from(100 + thread).expect("small");
-                        let now = held.fetch_add(tokens, Ordering::SeqCst) + tokens;
-                        assert!(now <= 1_000, "{now} are held");
-                        if round % 2 == 0 {
-                            tokio::task::yield_now().await;
-                        }
-                        held.fetch_sub(tokens, Ordering::SeqCst);
-                        admission.cancel().await.expect("cancelled");
-                    }
-                });
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    assert_eq!(runtime.block_on(world.left("llm.gpt-4o.tpm")), 1_000, "nothing has leaked");
-}
-
 /// What must be left, by the rules alone: a list of entries, looked at from the beginning every time.
 #[derive(Default)]
 struct Reference {
@@ -590,20 +554,6 @@ async fn a_client_that_is_out_does_not_hold_up_the_next() {
         .expect("cancelled");
     world.advance(60);
     waiting.await.expect("no panic").expect("its own turn");
-}
-
-#[tokio::test]
-async fn quota_groups_of_keys_add_up() {
-    let upstream = "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n\
-                    keys = [{ key = 'x', group = 'one' }, { key = 'y', group = 'one' }, { key = 'z', group = 'two' }]\n";
-    let world = World::of(upstream, "[llm.models.gpt-4o]\nrpm = 2");
-    let mut groups = Vec::new();
-    while let Ok(admission) = world.admit_within(100, Some(Duration::ZERO)).await {
-        groups.push(admission.group().expect("a group").to_owned());
-        admission.settle(used(100)).await.expect("settled");
-    }
-    groups.sort();
-    assert_eq!(groups, ["one", "one", "two", "two"]);
 }
 
 #[tokio::test]

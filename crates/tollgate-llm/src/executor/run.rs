@@ -186,6 +186,7 @@ impl<T: Transport> Inner<T> {
                 return stopped(attempt - 1, limited);
             }
             let group = admission.group().map(str::to_owned);
+            refused.extend_from_slice(admission.left_out());
             let (mut error, failure, hints) = match self.attempt(&request, call, admission, attempt).await {
                 Ok(completed) => return Ok(Completed { limited, ..completed }),
                 Err(failed) => failed,

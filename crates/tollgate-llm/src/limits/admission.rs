@@ -37,6 +37,8 @@ pub struct Admission {
     /// The quota and the group of keys; none for a model that is not configured.
     pub(super) quota: Option<String>,
     pub(super) group: Option<String>,
+    /// The groups of keys that can never take it.
+    pub(super) left_out: Vec<String>,
     pub(super) waited: Duration,
     pub(super) admitted_at: Micros,
     pub(super) window: Duration,
@@ -71,6 +73,7 @@ impl Admission {
             model: model.to_owned(),
             quota: None,
             group: None,
+            left_out: Vec::new(),
             waited: Duration::ZERO,
             admitted_at: Micros::ZERO,
             window: Duration::ZERO,
@@ -103,6 +106,11 @@ impl Admission {
     /// The quota group that is charged, if any is.
     pub fn group(&self) -> Option<&str> {
         self.group.as_deref()
+    }
+
+    /// The quota groups that can never take it, because a limit of theirs is smaller than the call.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// How its limits stand with it.

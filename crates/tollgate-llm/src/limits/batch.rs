@@ -12,7 +12,7 @@ use tollgate::store::Micros;
 use tollgate::{Clock, Reservation};
 
 use super::feedback::parked;
-use super::planning::capacity;
+use super::planning::too_small;
 use super::renewal::Renewal;
 use super::waiting::joining;
 use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind};
@@ -73,8 +73,8 @@ impl ModelLimits {
         caller: &Caller,
     ) -> Result<Check, Refusal> {
         let config = self.config();
-        let batch = self.plan_batch(&config, requests, caller).await?;
-        let refusal = match self.larger_than_a_limit(&batch) {
+        let mut batch = self.plan_batch(&config, requests, caller).await?;
+        let refusal = match self.leave_out(&mut batch) {
             Some(refusal) => Some(refusal),
             None => self.first_room_of(&config, &batch).await?,
         };
@@ -112,8 +112,8 @@ impl ModelLimits {
         within: Option<Duration>,
     ) -> Result<Vec<Admission>, Refusal> {
         let config = self.config();
-        let batch = self.plan_batch(&config, requests, caller).await?;
-        if let Some(refusal) = self.larger_than_a_limit(&batch) {
+        let mut batch = self.plan_batch(&config, requests, caller).await?;
+        if let Some(refusal) = self.leave_out(&mut batch) {
             return Err(refusal);
         }
         let clock = &self.inner.clock;
@@ -156,10 +156,6 @@ impl ModelLimits {
                 return Err(self.with_outcomes(refusal, &batch.merged).await);
             }
         };
-        // Which group was charged is known by the keys of its charges.
-        let keys = |plan: &Plan| plan.charges.iter().map(|charge| charge.key.clone()).collect::<Vec<_>>();
-        let charged = keys(&admitted.plan);
-        let chosen = batch.merged.iter().position(|plan| keys(plan) == charged).unwrap_or(0);
         let shared = Arc::new(Shared {
             _renewal: Renewal::of(&admitted.plan, &admitted.reservation, clock),
             reservation: admitted.reservation,
@@ -168,7 +164,10 @@ impl ModelLimits {
         });
         waits.waited(admitted.waited);
         let mut admission = |(call, mut admission): (&PlannedCall, Admission)| {
-            let Some(plan) = call.plans.get(chosen) else { return admission };
+            let of_group = |plan: &&Plan| plan.group == admitted.plan.group;
+            let Some(plan) = call.plans.iter().find(of_group) else { return admission };
+            admission.tokens = plan.tokens;
+            admission.left_out = ModelLimits::left_out(&config, model, &call.plans);
             let slot = |charge: &Planned| {
                 let is_same = |merged: &Planned| merged.limit == charge.limit && merged.key == charge.key;
                 admitted.plan.charges.iter().position(is_same).unwrap_or(0)
@@ -203,7 +202,8 @@ impl ModelLimits {
             let mut plans = Vec::new();
             let is_free = request.api() == Api::CountTokens;
             if let Some(model) = model.filter(|_| !is_free) {
-                (plans, tokens) = self.plans(config, model, caller, tokens)?;
+                plans = self.plans(config, model, caller, tokens)?;
+                tokens = plans.first().map_or(tokens, |plan| plan.tokens);
             }
             if let Some(model) = model.filter(|_| !plans.is_empty()) {
                 let quota = batch.quota.get_or_insert_with(|| model.quota.clone());
@@ -214,10 +214,19 @@ impl ModelLimits {
                     return Err(Refusal::new(RefusalKind::Never, reason));
                 }
             }
-            if batch.merged.is_empty() {
+            let is_first = batch.calls.iter().all(|call: &PlannedCall| call.plans.is_empty());
+            if is_first {
                 batch.merged.clone_from(&plans);
-            } else {
-                batch.merged.iter_mut().zip(&plans).for_each(|(merged, plan)| merged.add(plan));
+            } else if !plans.is_empty() {
+                // A group takes all of them or none.
+                batch.merged.retain_mut(|merged| {
+                    let same = plans.iter().find(|plan| plan.group == merged.group);
+                    same.inspect(|plan| merged.add(plan)).is_some()
+                });
+                if batch.merged.is_empty() {
+                    let reason = "no group of keys has limits that all calls of the batch fit";
+                    return Err(Refusal::new(RefusalKind::Never, reason));
+                }
             }
             batch.calls.push(PlannedCall {
                 counted,
@@ -230,20 +239,27 @@ impl ModelLimits {
         Ok(batch)
     }
 
-    /// The refusal of a batch that no empty window has room for. Where one call alone is larger than a limit, `plans` has decided.
-    fn larger_than_a_limit(&self, batch: &PlannedBatch) -> Option<Refusal> {
+    /// Leaves out the groups whose limits are smaller than all calls together; the refusal, if that is all of them. Where one call
+    /// alone is larger than a limit, `plans` has decided.
+    fn leave_out(&self, batch: &mut PlannedBatch) -> Option<Refusal> {
         let policy = self.inner.gate.policy();
-        let charges = batch.merged.first().map(|plan| plan.charges.as_slice()).unwrap_or_default();
-        charges.iter().find_map(|charge| {
-            let most = capacity(&policy, charge).filter(|most| charge.cost > *most)?;
-            let (what, unit) = (charge.what(), charge.unit);
-            let reason = format!(
-                "{} limit exceeded: {} {what} / {most} {unit}; the batch alone is larger than the limit",
-                if what == "requests" { "Rate" } else { "Token" },
-                charge.cost
-            );
-            Some(Refusal::new(RefusalKind::Never, reason))
-        })
+        let (fitting, mut oversized): (Vec<_>, Vec<_>) = std::mem::take(&mut batch.merged)
+            .into_iter()
+            .partition(|plan| too_small(&policy, plan).is_none());
+        batch.merged = fitting;
+        if !batch.merged.is_empty() {
+            return None;
+        }
+        oversized.sort_by_key(|plan| too_small(&policy, plan).map(|(_, most)| std::cmp::Reverse(most)));
+        let plan = oversized.first()?;
+        let (at, most) = too_small(&policy, plan)?;
+        let (charge, what, unit) = (&plan.charges[at], plan.charges[at].what(), plan.charges[at].unit);
+        let reason = format!(
+            "{} limit exceeded: {} {what} / {most} {unit}; the batch alone is larger than the limit",
+            if what == "requests" { "Rate" } else { "Token" },
+            charge.cost
+        );
+        Some(Refusal::new(RefusalKind::Never, reason))
     }
 }
 

@@ -66,51 +66,79 @@ impl ModelLimits {
         Tokens { counted: counted.tokens, input, charged_input, output, is_guess }
     }
 
-    /// The plans for each quota group, made to fit: a guessed output is lowered to the capacity of the limits. A call that is
-    /// still larger than a limit is refused, or charged as the whole limit.
+    /// A plan for each quota group that can take the call, made to fit: a guessed output is lowered to the capacity of the group's
+    /// limits. A group with a limit that is smaller than the call is left out. If that is so for all of them, the call is refused, or
+    /// charged as the whole limit. Without charges there is no plan.
     pub(super) fn plans(
         &self,
         config: &LlmConfig,
         model: &ModelConfig,
         caller: &Caller,
-        mut tokens: Tokens,
-    ) -> Result<(Vec<Plan>, Tokens), Refusal> {
-        let groups = groups(config, model);
+        tokens: Tokens,
+    ) -> Result<Vec<Plan>, Refusal> {
         let client = caller.client.as_deref();
         let policy = self.inner.gate.policy();
-        let capacity = |charge: &Planned| capacity(&policy, charge);
         let plan = |tokens: &Tokens, group: &str| Plan::of(config, model, client, group, tokens);
-        if tokens.is_guess {
-            for charge in plan(&tokens, groups[0]).iter().flat_map(|plan| &plan.charges) {
-                let Some(capacity) = capacity(charge) else { continue };
-                let most = match charge.counts {
-                    Counts::Tokens => capacity.saturating_sub(tokens.charged_input),
-                    Counts::OutputTokens => capacity,
-                    _ => continue,
-                };
-                tokens.output = tokens.output.min(most);
+        let (mut fitting, mut oversized) = (Vec::new(), Vec::new());
+        for group in groups(config, model) {
+            let Some(mut planned) = plan(&tokens, group) else { continue };
+            if tokens.is_guess
+                && let Some(lowered) = lowered(&policy, &planned)
+            {
+                let Some(smaller) = plan(&lowered, group) else { continue };
+                planned = smaller;
+            }
+            match too_small(&policy, &planned) {
+                None => fitting.push(planned),
+                Some(limit) => oversized.push((limit, planned)),
             }
         }
-        let mut plans = Vec::new();
-        for group in groups {
-            let Some(mut plan) = plan(&tokens, group) else { continue };
-            for charge in &mut plan.charges {
-                let Some(capacity) = capacity(charge).filter(|capacity| charge.cost > *capacity) else {
-                    continue;
-                };
-                if config.on_oversize == Oversize::Reject {
-                    let reason = format!(
-                        "Token limit exceeded: {} tokens / {capacity} {}; the request alone is larger than the limit",
-                        charge.cost, charge.unit
-                    );
-                    return Err(Refusal::new(RefusalKind::Never, reason));
-                }
-                charge.cost = capacity;
-            }
-            plans.push(plan);
+        if !fitting.is_empty() || oversized.is_empty() {
+            return Ok(fitting);
         }
-        Ok((plans, tokens))
+        if config.on_oversize == Oversize::Reject {
+            let largest = oversized.iter().max_by_key(|((_, capacity), _)| *capacity);
+            let Some(((at, capacity), planned)) = largest else { return Ok(fitting) };
+            let Planned { cost, unit, .. } = &planned.charges[*at];
+            let reason = format!(
+                "Token limit exceeded: {cost} tokens / {capacity} {unit}; the request alone is larger than the limit"
+            );
+            return Err(Refusal::new(RefusalKind::Never, reason));
+        }
+        let alone = oversized.into_iter().map(|(_, mut planned)| {
+            for charge in &mut planned.charges {
+                charge.cost = capacity(&policy, charge).map_or(charge.cost, |most| charge.cost.min(most));
+            }
+            planned
+        });
+        Ok(alone.collect())
     }
+
+    /// The groups of a model's keys that can never take a call which was planned so.
+    pub(super) fn left_out(config: &LlmConfig, model: &ModelConfig, plans: &[Plan]) -> Vec<String> {
+        let is_out = |group: &&str| !plans.iter().any(|plan| plan.group == *group);
+        groups(config, model).into_iter().filter(is_out).map(str::to_owned).collect()
+    }
+}
+
+/// The tokens of a plan with a smaller output, as far as that helps; `None` if it fits.
+fn lowered(policy: &Policy, plan: &Plan) -> Option<Tokens> {
+    let tokens = plan.tokens;
+    let most = plan.charges.iter().filter_map(|charge| match charge.counts {
+        Counts::Tokens => Some(capacity(policy, charge)?.saturating_sub(tokens.charged_input)),
+        Counts::OutputTokens => capacity(policy, charge),
+        _ => None,
+    });
+    let output = most.min().filter(|most| *most < tokens.output)?;
+    Some(Tokens { output, ..tokens })
+}
+
+/// The first charge that is larger than its limit, and how large that is.
+pub(super) fn too_small(policy: &Policy, plan: &Plan) -> Option<(usize, u64)> {
+    plan.charges.iter().enumerate().find_map(|(at, charge)| {
+        let most = capacity(policy, charge).filter(|most| charge.cost > *most)?;
+        Some((at, most))
+    })
 }
 
 /// What a charge can hold at most; `None` where nothing denies it.

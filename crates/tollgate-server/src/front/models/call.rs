@@ -227,6 +227,7 @@ impl Call<'_> {
             };
             let standing = admission.standing();
             let group = admission.group().map(str::to_owned);
+            refused.extend_from_slice(admission.left_out());
             // In a box, so that calls in line do not hold the room for it.
             let attempting = Box::pin(self.attempt(admission, attempt, pass, body.clone(), hides_usage));
             let attempting = attempting.instrument(tracing::info_span!("attempt", attempt));

@@ -15,7 +15,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Either};
 use hyper::body::{Frame, Incoming};
 use tokio::sync::mpsc;
-use tollgate_llm::{Admission, Api, Event, EventKind, EventReader, TrailLine, Usage, of_answer};
+use tollgate_llm::{Admission, Api, Event, EventKind, EventReader, TrailLine, Usage, of_whole_answer};
 use tracing::Instrument;
 
 use super::super::json::Body;
@@ -200,7 +200,7 @@ struct Ended {
 
 impl Ended {
     /// Settles the call with what is known of it, and writes its line.
-    async fn settle(self, models: &Models, admission: Admission) {
+    async fn settle(mut self, models: &Models, admission: Admission) {
         let (estimated_input, reserved) = (admission.estimated_input(), admission.reserved());
         let group = admission.group().map(str::to_owned);
         let (usage, source) = match (&self.reader, self.end) {
@@ -220,11 +220,14 @@ impl Ended {
                     }
                 }
             }
-            (None, End::Whole) => match of_answer(self.api, &self.whole, admission.encoding()) {
-                Some((usage, false)) => (Some(usage), "reported"),
-                Some((usage, true)) => (Some(admission.estimate(usage.output)), "estimated"),
-                None => (None, "estimated"),
-            },
+            (None, End::Whole) => {
+                let whole = std::mem::take(&mut self.whole);
+                match of_whole_answer(self.api, whole, admission.encoding()).await {
+                    Some((usage, false)) => (Some(usage), "reported"),
+                    Some((usage, true)) => (Some(admission.estimate(usage.output)), "estimated"),
+                    None => (None, "estimated"),
+                }
+            }
             // It may have been written to its end at the provider.
             (None, End::Left | End::Broken) => (None, "estimated"),
         };
