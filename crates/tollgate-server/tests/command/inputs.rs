@@ -177,3 +177,47 @@ fn the_decision_log_and_decisions_can_be_replayed() {
     };
     assert_eq!(run("log.csv", "one.jsonl"), run("one.jsonl", "two.jsonl"));
 }
+
+/// The trail of the gateway: attempts charge the limits of their model, at the time at which they were sent and for what they used.
+#[test]
+fn the_trail_of_the_gateway_can_be_replayed() {
+    let scratch = Scratch::new("trail");
+    scratch.write(
+        "policy.toml",
+        "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://127.0.0.1:9'\n[llm.models.m]\nrpm = 2\ntpm = 100\n",
+    );
+    let line = |at: u32, model: &str, rest: &str| {
+        format!(
+            "{{\"timestamp\":\"2026-01-31T12:00:{at:02}Z\",\"model\":\"{model}\",\"agent_id\":\"a\",\"request_id\":\"r{at}\",{rest}}}\n"
+        )
+    };
+    let attempt = |tokens: u32| {
+        format!("\"input_tokens\":{tokens},\"output_tokens\":10,\"status\":\"success\",\"attempt\":1")
+    };
+    let waited = "\"status\":\"rate_limited\",\"wait_seconds\":1.5";
+    let log = [
+        line(1, "m", &attempt(20)),
+        // Waited, then charged: one charge.
+        line(2, "m", waited),
+        // By its tokens: 90 of the 70 that are left.
+        line(3, "m", &attempt(80)),
+        line(4, "m", &attempt(5)),
+        // Of a model that the policy does not have.
+        line(5, "other", &attempt(500)),
+        // By its number: the third in a minute.
+        line(6, "m", &attempt(5)),
+        "{\"timestamp\":\"noon\",\"model\":\"m\",\"status\":\"success\",\"attempt\":1}\n".to_owned(),
+    ];
+    scratch.write("rate_limits.jsonl", log.concat());
+    assert_eq!(counts(&scratch, &["rate_limits.jsonl"]), [4, 2, 1, 0, 1]);
+    let ended = scratch.run(&["backtest", "--config", "policy.toml", "--json", "rate_limits.jsonl"]);
+    let summary: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let limits = summary["limits"].as_array().expect("a list");
+    let of = |name: &str| {
+        let limit = limits.iter().find(|limit| limit["limit"] == name);
+        let limit = limit.unwrap_or_else(|| panic!("no {name}: {summary}"));
+        [&limit["requests"], &limit["denied"]].map(|count| count.as_u64().expect("a count"))
+    };
+    assert_eq!((of("llm.m.rpm"), of("llm.m.tpm")), ([4, 1], [4, 1]));
+    assert_eq!(summary["most_denied"][0]["first_denied_line"], 3, "{summary}");
+}

@@ -1,5 +1,6 @@
 //! What the process writes to its log, and that nobody waits for it.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStderr, ChildStdout, Stdio};
@@ -111,6 +112,49 @@ fn the_log_goes_where_the_config_says() {
     assert!((1..18).contains(&out) && err == 0, "{out} {err}");
     assert_eq!(denials("[server]\nlog_all = true\n"), [18, 0], "two of twenty are allowed");
     assert_eq!(denials("[server]\nlog_all = true\nlog_to = \"stderr\"\n"), [0, 18]);
+}
+
+/// With `log_all` and `log = "debug"` there is no cap: each of some thousand decisions of a few seconds has its line, allowed or denied.
+#[test]
+fn a_complete_log_has_every_decision() {
+    const KEYS: u64 = 50;
+    const EACH: u64 = 80;
+    const LIMIT: u64 = 30;
+    let policy = format!(
+        "[server]\nlog = \"debug\"\nlog_all = true\n[limits.api]\nstrategy = \"fixed_window\"\nlimit = {LIMIT}\nwindow = \"1h\"\n"
+    );
+    let server = server::with(&policy, &[], &[("RL_LOG_SALT", "salt")]);
+    let callers = (0..2).map(|caller| {
+        let mut connection = server.connect();
+        std::thread::spawn(move || {
+            for number in 0..KEYS * EACH / 2 {
+                let body = format!("{{\"limit\":\"api\",\"key\":\"user:{caller}-{}\"}}", number % (KEYS / 2));
+                let answer =
+                    connection.ask_with_body("POST", "/v1/check", &["content-type: application/json"], &body);
+                assert_eq!(answer.status, 200, "{answer:?}");
+            }
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    callers.into_iter().for_each(|caller| caller.join().expect("its checks are answered"));
+    let metrics = server.get("/metrics").body;
+    server.signal(Signal::TERM);
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0));
+    let lines = ended.output.lines().filter(|line| line.starts_with('{'));
+    let lines: Vec<Value> = lines.map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let mut by_key: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
+    for line in lines.iter().filter(|line| is_decision(line)) {
+        assert!(line["suppressed"].as_u64().is_none_or(|count| count == 0), "{line}");
+        let counts = by_key.entry(line["key_hash"].as_str().expect("a hash")).or_default();
+        counts[usize::from(line["decision"] == "denied")] += 1;
+    }
+    assert_eq!(by_key.len() as u64, KEYS);
+    for (key, counts) in by_key {
+        assert_eq!(counts, [LIMIT, EACH - LIMIT], "{key}: allowed and denied");
+    }
+    let dropped = metrics.lines().find_map(|line| line.strip_prefix("tollgate_log_lines_dropped_total "));
+    assert_eq!(dropped, Some("0"), "{metrics}");
 }
 
 #[test]

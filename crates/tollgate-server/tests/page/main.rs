@@ -8,6 +8,7 @@ mod fleet;
 mod jobs;
 mod key;
 mod models;
+mod outage;
 mod report;
 mod server;
 

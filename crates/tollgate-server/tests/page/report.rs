@@ -120,3 +120,42 @@ fn a_report_is_read_from_the_disk_by_day_and_by_night_on_a_wall_and_on_a_phone()
     let _ = std::fs::remove_file(&path);
     let _ = std::fs::remove_file(&hostile);
 }
+
+/// Two policies on one log: what each would have done, beside each other and apart.
+#[test]
+fn a_report_of_two_policies_has_a_column_and_a_part_for_each() {
+    let policy =
+        |limit: u32| format!("[limits.api]\nstrategy = 'fixed_window'\nlimit = {limit}\nwindow = '1m'\n");
+    let log = "time,limit,key\n1,api,a\n2,api,a\n3,api,b\n4,api,a\n5,api,a\n6,api,b\n7,api,c\n";
+    let [two, one] = [written("two.toml", &policy(2)), written("one.toml", &policy(1))];
+    let log = written("two-policies.csv", log);
+    let path = report("two-policies", &[two.clone(), one.clone()], std::slice::from_ref(&log));
+    let browser = Browser::start();
+    looked_at(&browser, "report-two", &path);
+    // What can be seen, as it is drawn.
+    let cells = |selector: &str| {
+        browser.run(&format!(
+            "return [...document.querySelectorAll('section[aria-labelledby=compared] {selector}')].map(one => one.innerText.trim())"
+        ))
+    };
+    assert_eq!(cells("thead th:not(:first-child)"), json!([two, one]));
+    let row = |name: &str| {
+        browser.run(&format!(
+            "const row = [...document.querySelectorAll('section[aria-labelledby=compared] tbody tr')].find(one => one.cells[0].innerText === '{name}');
+             return [...row.cells].slice(1).map(one => one.innerText)"
+        ))
+    };
+    assert_eq!(row("requests"), json!(["7", "7"]));
+    assert_eq!(row("allowed"), json!(["5", "3"]));
+    assert_eq!(row("denied"), json!(["2 (28.6 %)", "4 (57.1 %)"]));
+    assert_eq!(row("keys denied"), json!(["1 (33.3 %)", "2 (66.7 %)"]));
+    let of_limit = ["2 per 1m window: 2 denied (28.6 %)", "1 per 1m window: 4 denied (57.1 %)"];
+    assert_eq!(row("api"), json!(of_limit));
+    assert_eq!(cells("li"), json!(["1 key is newly denied: b", "No key is no longer denied."]));
+    // Each policy has its own part below, with its own chart, and both columns are on the screen.
+    assert_eq!(browser.run("return document.querySelectorAll('section.sums').length"), json!(2));
+    browser.size(1440, 1100);
+    let width = "return [...document.querySelectorAll('section[aria-labelledby=compared] thead th')].slice(1).every(one => { const box = one.getBoundingClientRect(); return box.width > 40 && box.right <= innerWidth; })";
+    assert_eq!(browser.run(width), json!(true));
+    let _ = [path, two, one, log].map(std::fs::remove_file);
+}
