@@ -68,7 +68,7 @@ pub(crate) struct ReadAhead {
     statistics: Arc<Mutex<Statistics>>,
 }
 
-/// The planner's statistics: when they were last renewed, how many jobs were put off since, and whether somebody is about to renew them.
+/// The planner's statistics: when they were last renewed, how many jobs were put off since, and whether a task is about to renew them.
 #[derive(Debug, Default)]
 struct Statistics {
     renewed: Option<Instant>,
