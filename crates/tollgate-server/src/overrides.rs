@@ -6,11 +6,10 @@
 //! consumed. One that ends is taken away at its time by the store's clock. While the store does not answer, what is known stays in force and ends at its time all
 //! the same.
 //!
-//! `written.rs` says how an override is written in requests and in the store.
+//! `written.rs` says how a change of one is written.
 
 mod written;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
-use tollgate::config::StoreMode;
+use tollgate::config::{StoreMode, with_overrides};
 use tollgate::store::{Micros, Record, RecordKind};
 use tollgate::{Allowance, Key, Policy, Rule};
 
@@ -86,25 +85,7 @@ impl Overrides {
     /// A policy with the overrides in force over its own. One that does not go with its limit, or whose limit is not there, is left out.
     pub(crate) fn over(&self, policy: &Policy) -> Policy {
         let known = self.known.lock();
-        let mut by_limit: HashMap<&str, Vec<&SetOverride>> = HashMap::new();
-        known.in_force().for_each(|one| by_limit.entry(&one.written.limit).or_default().push(one));
-        if by_limit.is_empty() {
-            return policy.clone();
-        }
-        let rules = policy.rules().iter().map(|rule| {
-            let mut over = rule.clone();
-            for one in by_limit.get(rule.name()).into_iter().flatten() {
-                let Ok((key, allowance)) = one.written.allowance(policy) else { continue };
-                match over.overriding(key, allowance) {
-                    Ok(next) => over = next,
-                    // What goes with the limit is never refused.
-                    Err(_) => return rule.clone(),
-                }
-            }
-            over
-        });
-        // Names are as distinct as they were.
-        Policy::new(rules).unwrap_or_else(|_| policy.clone())
+        with_overrides(policy, known.in_force().map(|one| &one.written))
     }
 
     /// Asks the store what has changed, and applies it. False if the store did not answer.
@@ -184,7 +165,7 @@ impl Overrides {
         let record = Record { id: one.id.clone(), payload: one.written.to_payload(), ends: one.ends };
         let put = app.state().gate.put_record(RecordKind::Override, &record).await?;
         if put.is_kept {
-            self.note(app, put.now, &one.written.changed(one.ends)).await;
+            self.note(app, put.now, &Change::set(&one.written, one.ends)).await;
             self.look(app).await;
             self.look_now.notify_one();
         }

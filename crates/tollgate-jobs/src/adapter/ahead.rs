@@ -68,7 +68,7 @@ pub(crate) struct ReadAhead {
     statistics: Arc<Mutex<Statistics>>,
 }
 
-/// The planner's statistics: when they were last renewed, how many jobs were put off since, and whether somebody is about to renew them.
+/// The planner's statistics: when they were last renewed, how many jobs were put off since, and whether a task is about to renew them.
 #[derive(Debug, Default)]
 struct Statistics {
     renewed: Option<Instant>,
@@ -462,7 +462,7 @@ mod tests {
         assert_eq!(statistics.add(1, begun), Some(Duration::ZERO));
         statistics.renew(begun);
         assert_eq!(statistics.add(999, begun + second), None);
-        // Too soon for another time: it is done as soon as it may be, by one of those who have put jobs off.
+        // Too soon for another time: it is done as soon as it may be, by the first task that asks.
         assert_eq!(statistics.add(20_000, begun + 2 * second), Some(13 * second));
         assert_eq!(statistics.add(20_000, begun + 3 * second), None);
         statistics.renew(begun + 15 * second);

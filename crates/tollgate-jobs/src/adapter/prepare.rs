@@ -92,7 +92,7 @@ async fn index(line: &Line) -> Result<bool, sqlx::Error> {
     Ok(true)
 }
 
-/// Lets the planner know more precisely when jobs are due, unless somebody has chosen how precisely. By default it knows that to one in a
+/// Lets the planner know more precisely when jobs are due, unless the owner of the table has chosen how precisely. By default it knows that to one in a
 /// hundred rows: if one job has ended and twenty thousand wait, two hundred of them are taken to be due. Then the index by priority seems
 /// cheaper, which each poll reads to its end.
 async fn refine_statistics(line: &Line) -> Result<(), sqlx::Error> {

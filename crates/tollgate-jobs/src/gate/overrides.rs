@@ -25,7 +25,7 @@ pub(super) struct Overrides {
     applied: Mutex<Applied>,
 }
 
-/// The policy without overrides, and the one that was put in place with them. Whoever holds it is the only one to change policies.
+/// The policy without overrides, and the one that was put in place with them. Policies change only with its lock held.
 pub(super) type Applied = Option<(Policy, Policy)>;
 
 #[derive(Debug, Default)]
