@@ -82,11 +82,9 @@ fn a_client_is_one_key_however_its_address_is_written() {
         assert_eq!(said.status, status, "{text}: {}", said.body);
     }
     let path = "/v1/gate/login?header=x-forwarded-for&as=ip";
-    for (line, status) in [
-        ("x-forwarded-for: 9.9.9.9, 2001:db8::9", 429),
-        ("x-forwarded-for: ::ffff:102:304", 429),
-        ("x-forwarded-for: unknown", 400),
-    ] {
+    for (line, status) in
+        [("x-forwarded-for: 9.9.9.9, 2001:db8::9", 429), ("x-forwarded-for: ::ffff:102:304", 429)]
+    {
         let said = server.ask("GET", path, &[line], "");
         assert_eq!(said.status, status, "{line}: {}", said.body);
     }
@@ -108,16 +106,50 @@ fn a_proxy_may_say_in_a_header_who_pays() {
         (&["x-forwarded-for: 10.0.0.1", "x-forwarded-for: 192.0.2.1"], 429),
         (&["x-forwarded-for: 2001:db8::1"], 200),
         (&["x-forwarded-for: a:b:c:d"], 200),
-        (&[], 400),
-        (&["x-forwarded-for:"], 400),
-        (&["x-forwarded-for: 192.0.2.1,"], 400),
-        (&["x-forwarded-for: \u{fc}"], 400),
     ] {
         let answer = server.ask("GET", path, lines, "");
         assert_eq!(answer.status, status, "{lines:?}: {}", answer.body);
     }
     let status = server.get("/v1/status?limit=login&key=ip:192.0.2.1").body;
     assert!(status.contains("\"used\":2"), "{status}");
+}
+
+/// Regression: such a request was answered with 400, which a proxy may take for a fault and let pass.
+#[test]
+fn a_header_without_a_valid_key_is_a_denial_that_charges_nothing() {
+    let server = server::start();
+    let denied = ["content-type: application/problem+json", "cache-control: no-store"];
+    let long = format!("x-user: {}", "x".repeat(1025));
+    let raw = "/v1/gate/login?header=x-user&namespace=user";
+    let address = "/v1/gate/login?header=x-user&as=ip";
+    for (path, lines) in [
+        (raw, &[] as &[&str]),
+        (raw, &["x-user:"]),
+        (raw, &["x-user: ann,"]),
+        (raw, &["x-user: \u{fc}"]),
+        (raw, &[long.as_str()]),
+        (address, &[]),
+        (address, &["x-user: unknown"]),
+        (address, &["x-user: 1.2.3.4:port"]),
+    ] {
+        let answer = server.ask("GET", path, lines, "");
+        assert_eq!(answer.status, 429, "{path} {lines:?}: {}", answer.body);
+        assert_eq!(answer.lines_of(&["content-type", "cache-control"]), denied, "{path} {lines:?}");
+        assert!(answer.body.contains("the request has no key, or a malformed one"), "{}", answer.body);
+        assert!(answer.body.contains(r#""violated-policies":["login"]"#), "{}", answer.body);
+        let answer = server.ask("GET", &format!("{path}&deny=403"), lines, "");
+        assert_eq!(answer.status, 403, "{path} {lines:?}: {}", answer.body);
+    }
+    let state = server.get("/v1/server").body;
+    assert!(state.contains(r#""keys":0"#), "{state}");
+    // A mistake of the address is still a fault.
+    for (path, status) in [
+        ("/v1/gate/login?header=x-user&namespace=", 400),
+        ("/v1/gate/login?header=x-user", 400),
+        ("/v1/gate/nope?header=x-user&as=ip", 404),
+    ] {
+        assert_eq!(server.get(path).status, status, "{path}");
+    }
 }
 
 #[test]
@@ -150,7 +182,8 @@ fn what_makes_no_sense_is_no_denial() {
         ("/v1/gate/login/1.2.3.4?as=ip&namespace=ip", 400),
         ("/v1/gate/login?as=ip", 400),
         ("/v1/gate/login?header=host", 400),
-        ("/v1/gate/login?header=%20&namespace=a", 400),
+        ("/v1/gate/login?header=(&namespace=a", 400),
+        ("/v1/gate/login?header=host&namespace=", 400),
         ("/v1/gate/login/k?header=host&namespace=a", 400),
     ] {
         let answer = server.get(path);

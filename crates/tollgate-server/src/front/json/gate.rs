@@ -1,5 +1,8 @@
 //! `/v1/gate/{limit}/{key}`: 200 or 429 with the rate-limit headers, for proxies that ask before they pass a request on: nginx
 //! `auth_request`, Caddy and Traefik forward-auth. `gate_routes.rs` is the gate that applies the config's `[[routes]]`.
+//!
+//! A request whose header has no key, or a malformed one, is denied as a route limit denies it. What the proxy's operator writes in
+//! the address is different: a mistake there is a fault with status 400.
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
@@ -25,10 +28,16 @@ pub(crate) async fn answer(
 ) -> Result<Response<Body>, Fault> {
     let GateRequest { cost, deny, kind, header } = read_query(query)?;
     let (limit, key) = match (path.split_once('/'), header, &kind) {
-        (Some((limit, key)), None, _) => (decoded(limit), decoded(key)),
+        (Some((limit, key)), None, _) => (decoded(limit), Some(key_of_path(&decoded(key), &kind)?)),
         // The value of a header is raw: a client cannot choose a namespace with it.
-        (None, Some(header), Kind::Raw(_) | Kind::Address) => {
-            (decoded(path), proxy_header(headers, &header)?.into())
+        (None, Some(header), Kind::Raw(namespace)) => {
+            // The namespace is of the address: where no key is valid in it, that is a fault.
+            key_of_url(Some(namespace), "-")?;
+            let text = last_entry(headers, &header);
+            (decoded(path), text.and_then(|text| Key::new(namespace, text).ok()))
+        }
+        (None, Some(header), Kind::Address) => {
+            (decoded(path), last_entry(headers, &header).and_then(key_of_client))
         }
         _ => {
             return Err(Fault::malformed(
@@ -37,34 +46,41 @@ pub(crate) async fn answer(
             ));
         }
     };
-    let key = match &kind {
-        Kind::Whole => key_of_url(None, &key)?,
-        Kind::Raw(namespace) => key_of_url(Some(namespace), &key)?,
-        Kind::Address => key_of_client(&key)?,
+    let charge = match &key {
+        Some(key) => Charge::new(&limit, key),
+        // The engine denies it as a malformed key.
+        None => Charge::new(&limit, ""),
     };
-    let charges = [Charge::new(&limit, &key).cost(cost)];
+    let charges = [charge.cost(cost)];
     let (state, _share) = (app.state(), peer::share().await);
     match state.gate.charge(&charges).await {
-        Ok(decision) => Ok(response(&state, &decision, &[(Some(&key), cost)], deny)),
+        Ok(decision) => Ok(response(&state, &decision, &[(key.as_ref(), cost)], deny)),
         Err(error) => Err(undecided(&state, None, &charges, &error)),
     }
 }
 
-/// The key in a header that the proxy sets: the last of a list, which the proxy itself has added.
-fn proxy_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, Fault> {
-    let last = headers.get_all(name).iter().next_back().and_then(|value| value.to_str().ok());
-    let last =
-        last.and_then(|list| list.rsplit(',').next()).map(str::trim).filter(|reported| !reported.is_empty());
-    last.ok_or_else(|| Fault::malformed(format!("the header `{name}`, which has the key, is missing")))
+/// The key in the path, whose mistakes are faults.
+fn key_of_path(text: &str, kind: &Kind) -> Result<Key<'static>, Fault> {
+    match kind {
+        Kind::Whole => Ok(key_of_url(None, text)?.into_owned()),
+        Kind::Raw(namespace) => Ok(key_of_url(Some(namespace), text)?.into_owned()),
+        Kind::Address => {
+            let key = key_of_client(text);
+            key.ok_or_else(|| Fault::malformed("a key read `as=ip` must be an IPv4 or IPv6 address"))
+        }
+    }
+}
+
+/// The last entry of a header that the proxy sets, which the proxy itself has added.
+fn last_entry<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let last = headers.get_all(name).iter().next_back()?.to_str().ok()?;
+    last.rsplit(',').next().map(str::trim)
 }
 
 /// The key of a client by its address: one for all of its spellings, and for all of its /64, as before services.
-fn key_of_client(text: &str) -> Result<Key<'static>, Fault> {
-    let address = address(text.as_bytes());
-    let address =
-        address.ok_or_else(|| Fault::malformed("a key read `as=ip` must be an IPv4 or IPv6 address"))?;
-    let group = ClientAddress::peer().group(address);
-    Key::new("ip", &group).map_err(|error| Fault::malformed(error.to_string()))
+fn key_of_client(text: &str) -> Option<Key<'static>> {
+    let group = ClientAddress::peer().group(address(text.as_bytes())?);
+    Key::new("ip", &group).ok()
 }
 
 /// How the text of the key is read.
