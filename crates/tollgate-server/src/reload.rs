@@ -3,11 +3,11 @@
 //! The file is checked once a second, and read when it has changed and is stable; `SIGHUP` and `POST /v1/reload` read it at once.
 //! Counters stay: the new limits use the same ones. An invalid file changes nothing, and is reported in the log, in a metric and
 //! on the page until a valid one comes. A missing file is reported in the same way, the last valid config stays, and the file is
-//! read when it is back. The changes are logged (`difference.rs`). `[server]` and `[store]` stay as they were at start, and so
+//! read when it is back. The changes are logged (`reload/changes.rs`). `[server]` and `[store]` stay as they were at start, and so
 //! does the presence of a gateway (`[llm]`): a file that changes them is applied without that, and the fields that need a restart
 //! are named. A file without limits is refused, because it is most likely half written.
 
-mod difference;
+mod changes;
 mod masked;
 
 use std::collections::VecDeque;
@@ -22,9 +22,8 @@ use tollgate::{Policy, Rule};
 
 use crate::app::{App, State};
 use crate::config::Config;
+use crate::difference::Difference;
 use crate::{source, validate};
-
-pub(crate) use self::difference::Difference;
 
 /// How often the file is looked at; it has to rest for as long before it is read.
 const LOOK: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use tollgate::store::{Cost, Micros};
 use tollgate::{Clock, Limit, Rate};
 use tollgate_kernel::State;
 
-use crate::serve::listen::peer_prefix;
+use crate::peer_prefix::peer_prefix;
 
 /// What admin calls have to show.
 pub(crate) struct Token(String);

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::ServerConfig;
-use crate::serve::listen::peer_prefix;
+use crate::peer_prefix::peer_prefix;
 
 /// How many calls of one peer are in flight, unless the config says: at a millisecond each, tens of thousands a second.
 const MOST: usize = 64;

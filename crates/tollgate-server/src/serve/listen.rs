@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use crate::config::ServerConfig;
+use crate::peer_prefix::peer_prefix;
 
 /// The default number of connections of an API, and of one peer. A gRPC connection may carry a hundred calls at once, so one peer
 /// needs fewer of them there and would otherwise use much memory.
@@ -126,14 +127,6 @@ impl ConnectionLimit {
     }
 }
 
-/// The prefix that counts as one peer: an IPv4 address, or the 64 bits of an IPv6 network.
-pub(crate) fn peer_prefix(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(peer) => IpAddr::V6(Ipv6Addr::from_bits(peer.to_bits() >> 64 << 64)),
-        peer => peer,
-    }
-}
-
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut inside = self.connections.inside.lock();
@@ -212,18 +205,6 @@ mod tests {
         drop(third);
         drop(_second);
         assert!(connections.inside.lock().by_peer.is_empty());
-    }
-
-    #[test]
-    fn all_addresses_of_a_prefix_are_one_peer() {
-        for (one, other, are_one) in [
-            ("192.0.2.1", "192.0.2.1", true),
-            ("192.0.2.1", "192.0.2.2", false),
-            ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", true),
-            ("2001:db8:0:1::1", "2001:db8:0:2::1", false),
-        ] {
-            assert_eq!(peer_prefix(peer(one)) == peer_prefix(peer(other)), are_one, "{one} {other}");
-        }
     }
 
     #[test]

@@ -15,8 +15,8 @@ use super::fault::{Fault, ShownToken};
 use super::requests::{self, CloseKey, CompareConfig, OfKey, OneKey, OpenKey};
 use super::{json, known_limit, posted};
 use crate::app::App;
+use crate::difference::Difference;
 use crate::front::page;
-use crate::reload::Difference;
 
 /// Forgets all charges of a key. The log has the author and the hash of the key.
 pub(super) async fn reset(

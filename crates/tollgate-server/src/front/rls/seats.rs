@@ -19,7 +19,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tonic::Status;
 
-use crate::serve::listen::peer_prefix;
+use crate::peer_prefix::peer_prefix;
 
 /// How many seats there are for all, and beyond those for each connection.
 const FOR_ALL: usize = 1_024;

@@ -1,31 +1,17 @@
-//! The changes of a new config, in words: limits that are added, removed and changed, other sections, and fields that need a
-//! restart.
+//! Finds the changes of a new config: limits that are added, removed and changed, other sections, and fields that need a restart.
 //!
-//! A reload logs it, and `tollgate validate --against URL` shows it before the file is in place. Keys of overrides are left out,
-//! because logs have more readers than configs; of `[server]` and `[store]` only the names of fields are shown, because values
-//! may be secrets.
+//! Keys of overrides are left out, because logs have more readers than configs; of `[server]` and `[store]` only the names of
+//! fields are shown, because values may be secrets.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
 use tollgate::{Allowance, Rule, Strategy};
 
 use super::keep_fixed;
 use crate::config::Config;
+use crate::difference::Difference;
 use crate::figures::counted;
 use crate::validate;
-
-/// All that differs.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct Difference {
-    /// The changes that a reload applies, one line each: `+` added, `-` removed, `~` changed.
-    pub(crate) changes: Vec<String>,
-    /// Fields that changed and need a restart.
-    pub(crate) restart: Vec<String>,
-}
-
-/// How many changes go into one log line.
-const LOGGED: usize = 20;
 
 impl Difference {
     /// From the config in force to another.
@@ -58,21 +44,6 @@ impl Difference {
             }
         }
         Difference { changes, restart }
-    }
-
-    /// All changes in one line, up to a bound.
-    pub(crate) fn in_one_line(&self) -> String {
-        let more = match self.changes.len().saturating_sub(LOGGED) {
-            0 => String::new(),
-            more => format!("; and {more} more"),
-        };
-        self.changes[..self.changes.len().min(LOGGED)].join("; ") + &more
-    }
-
-    /// All of it, one line each.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
-        let restart = |field: &String| format!("! {field} needs a restart");
-        self.changes.iter().cloned().chain(self.restart.iter().map(restart))
     }
 }
 
