@@ -3,6 +3,8 @@
 //! The body is borrowed, and its parts stay raw JSON: a large body costs no tree of values, and the one rewrite there is (usage of a
 //! stream, [`ModelRequest::body`]) changes no other byte. What is wrong with a request is said in a sentence that the caller can act on.
 
+mod form;
+
 use std::borrow::Cow;
 use std::fmt;
 

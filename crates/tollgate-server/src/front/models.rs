@@ -1,10 +1,11 @@
 //! The gateway: limits calls of language models before they are sent.
 //!
 //! It answers on the providers' own routes, so that their SDKs only need another base URL. `body.rs` reads a call under one
-//! memory budget, `call.rs` admits it, sends it and retries, `breaker.rs` waits out an overload, `upstream.rs` calls providers,
+//! memory budget, `call.rs` admits it, sends it and retries, `begin.rs` keeps an answer back until it is known to be one, `breaker.rs` waits out an overload, `upstream.rs` calls providers,
 //! `pump.rs` streams the response and settles the call however it ends, `report.rs` writes limit headers, `fault.rs` writes
 //! errors in the provider's format. The crate `tollgate-llm` decides which limits a call charges and which calls wait.
 
+mod begin;
 mod body;
 mod breaker;
 mod call;
@@ -24,7 +25,7 @@ use hyper::body::Incoming;
 use parking_lot::RwLock;
 use tollgate::Tollgate;
 use tollgate::config::Password;
-use tollgate_llm::{Api, Caller, ModelLimits, ModelRequest, Trail};
+use tollgate_llm::{Api, Caller, ModelLimits, ModelRequest, RequestError, Trail};
 use tollgate_llm::{LlmConfig, UpstreamKind};
 
 use self::body::Budget;
@@ -287,6 +288,24 @@ fn list(models: &Arc<Models>, request: &Request<Incoming>) -> Result<Response<Bo
     Ok(json(&serde_json::json!({ "object": "list", "data": data, "has_more": false })))
 }
 
+/// Reads the body of a call whose route is not known: by its form, and by the header that SDKs of Anthropic send or the upstream of the model.
+fn read_unrouted<'b>(
+    setup: &Setup,
+    headers: &HeaderMap,
+    body: &'b [u8],
+) -> Result<ModelRequest<'b>, RequestError> {
+    if headers.contains_key("anthropic-version") {
+        return ModelRequest::read(Api::Messages, body);
+    }
+    let request = ModelRequest::read(Api::of_body(body), body)?;
+    let known = setup.config.model(request.model());
+    let kind = known.and_then(|model| setup.config.upstream(&model.upstream)).map(|upstream| upstream.kind);
+    match kind {
+        Some(UpstreamKind::Anthropic) => ModelRequest::read(Api::Messages, body),
+        _ => Ok(request),
+    }
+}
+
 /// `POST /v1/llm/check`: whether a request could proceed. Charges nothing.
 async fn check(models: &Arc<Models>, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
     if request.method() != Method::POST {
@@ -296,9 +315,7 @@ async fn check(models: &Arc<Models>, request: Request<Incoming>) -> Result<Respo
     let (head, body) = request.into_parts();
     let caller = models.caller(&setup, &head.headers)?;
     let held = models.budget.read(body).await?;
-    let is_anthropic = head.headers.contains_key("anthropic-version");
-    let api = if is_anthropic { Api::Messages } else { Api::ChatCompletions };
-    let request = ModelRequest::read(api, &held.bytes)?;
+    let request = read_unrouted(&setup, &head.headers, &held.bytes)?;
     let check = models.limits.check(&request, &caller).await?;
     let seconds = |wait: Duration| wait.as_secs_f64();
     Ok(json(&serde_json::json!({

@@ -46,6 +46,86 @@ fn what_is_wrong_is_said_in_the_providers_shape() {
     assert!(answer.status == 400 && answer.body.contains("/v1/chat/completions"), "{answer:?}");
 }
 
+/// The same on the routes whose bodies have `input`.
+#[test]
+fn what_is_wrong_with_input_is_said_in_the_providers_shape() {
+    let provider = Provider::start(openai);
+    let server = gateway(
+        &provider,
+        "openai",
+        "llm.unknown_model = 'refuse'\n[llm.models.gpt-4o]\nrpm = 10\ntpm = 1000",
+    );
+    let ok = r#"{"model":"gpt-4o","input":"hi""#;
+    let long = format!("{ok},\"instructions\":\"{}\"}}", "word ".repeat(2_000));
+    for path in ["/v1/responses", "/v1/embeddings"] {
+        for (body, status, param) in [
+            ("".to_owned(), 400, None),
+            ("{".to_owned(), 400, None),
+            ("\u{0}".to_owned(), 400, None),
+            ("[]".to_owned(), 400, None),
+            ("\"hi\"".to_owned(), 400, None),
+            (r#"{"input":"hi"}"#.to_owned(), 400, Some("model")),
+            (r#"{"model":"","input":"hi"}"#.to_owned(), 400, Some("model")),
+            (r#"{"model":7,"input":"hi"}"#.to_owned(), 400, None),
+            (format!("{ok},\"input\":\"hi\"}}"), 400, None),
+            (format!("{ok},\"max_output_tokens\":-5}}"), 400, Some("max_output_tokens")),
+            (format!("{ok},\"max_output_tokens\":1.5}}"), 400, Some("max_output_tokens")),
+            (format!("{ok},\"max_output_tokens\":100000001}}"), 400, Some("max_output_tokens")),
+            (format!("{ok},\"stream\":\"yes\"}}"), 400, Some("stream")),
+            (format!("{ok},\"x\":{}}}", "[".repeat(100_000)), 400, None),
+            (r#"{"model":"nobody","input":"hi"}"#.to_owned(), 404, None),
+            (long.clone(), 400, None),
+        ] {
+            let answer = server.post(path, &body);
+            let name = format!("{path}: {}", &body[..body.len().min(80)]);
+            assert_eq!(answer.status, status, "{name}: {answer:?}");
+            let error: serde_json::Value =
+                serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"));
+            assert_eq!(error["error"]["param"].as_str(), param, "{name}: {error}");
+            assert!(error["error"]["message"].as_str().is_some_and(|text| !text.is_empty()), "{error}");
+        }
+    }
+    let missing = server.post("/v1/embeddings", r#"{"model":"gpt-4o"}"#);
+    assert!(missing.status == 400 && missing.body.contains("input is missing"), "{missing:?}");
+    assert!(provider.arrivals().is_empty());
+    assert_eq!((left(&server, "llm.gpt-4o.rpm"), left(&server, "llm.gpt-4o.tpm")), (10, 1_000));
+}
+
+/// `/v1/llm/check` takes the body of any route, and reserves for it what the route would.
+#[test]
+fn a_check_takes_the_bodies_of_all_routes() {
+    let provider = Provider::start(openai);
+    let server = gateway(
+        &provider,
+        "openai",
+        "llm.default_output_tokens = 70\n[llm.models.gpt-4o]\nupstream = 'up'\nrpm = 10\n\
+         [llm.models.claude-x]\nupstream = 'other'\nrpm = 10\n[llm.upstreams.other]\nkind = 'anthropic'\nbase_url = 'http://127.0.0.1:9'\napi_key = 'x'",
+    );
+    for (body, input, output) in [
+        (r#"{"model":"gpt-4o","messages":[{"role":"user","content":"hi"}],"max_tokens":20}"#, 8, 20),
+        (r#"{"model":"gpt-4o","input":"hi","max_output_tokens":20}"#, 4, 20),
+        (r#"{"model":"gpt-4o","input":[{"role":"user","content":"hi"}]}"#, 8, 70),
+        (r#"{"model":"text-embedding-3-small","input":["hello world","hi"]}"#, 3, 0),
+        (r#"{"model":"text-embedding-3-small","input":"hello world"}"#, 2, 0),
+    ] {
+        let reported = check(&server, body);
+        assert_eq!(reported["can_proceed"], true, "{body}: {reported}");
+        let tokens = (reported["input_tokens"].as_u64(), reported["reserved_tokens"].as_u64());
+        assert_eq!(tokens, (Some(input), Some(input + output)), "{body}: {reported}");
+    }
+    // The cap bounds what is guessed for a model of Anthropic's, whose upstream is enough to know it by.
+    let body = r#"{"model":"claude-x","max_tokens":5000,"messages":[{"role":"user","content":"hi"}]}"#;
+    let reported = check(&server, body);
+    let more = reported["reserved_tokens"]
+        .as_u64()
+        .zip(reported["input_tokens"].as_u64())
+        .map(|(all, input)| all - input);
+    assert_eq!(more, Some(70), "{reported}");
+    let nothing = server.post("/v1/llm/check", r#"{"model":"gpt-4o"}"#);
+    assert!(nothing.status == 400 && nothing.body.contains("messages is missing"), "{nothing:?}");
+    assert!(provider.arrivals().is_empty() && left(&server, "llm.gpt-4o.rpm") == 10);
+}
+
 #[test]
 fn a_body_that_is_too_long_is_refused_before_it_is_sent() {
     let provider = Provider::start(openai);

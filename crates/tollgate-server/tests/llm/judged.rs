@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tollgate_testkit::provider::{Allowed, Provider, Reply, anthropic, openai};
+use tollgate_testkit::provider::{Allowed, Arrival, Provider, Reply, anthropic, openai};
 use tollgate_testkit::tollgate::Tollgate;
 
 use crate::{chat, gateway, left, trail, until};
@@ -32,6 +32,53 @@ fn a7_a_provider_that_judges_by_the_second_is_kept_to() {
     let arrivals = provider.arrivals();
     assert_eq!(arrivals.len(), 30);
     assert!(arrivals[29].at - arrivals[0].at >= Duration::from_secs(2), "ten in each second");
+}
+
+/// Calls that use half as much again as they reserve. In no window are there more tokens than the limit and what the calls in flight used beyond what they
+/// had reserved: the excess of each is a debt that later calls wait for. Without that, ten calls of 150 tokens would fit each window.
+#[test]
+fn b3_the_overshoot_is_what_calls_in_flight_used_beyond_what_they_reserved() {
+    const LIMIT: u64 = 1_000;
+    const CLIENTS: usize = 5;
+    let (window, reserved, used) = (Duration::from_secs(3), 100, 150);
+    let allowed = Allowed { requests: u64::MAX, tokens: u64::MAX, window };
+    let provider = Provider::judging(allowed, |arrival| openai(arrival).paced(Duration::from_millis(200)));
+    let server = gateway(
+        &provider,
+        "openai",
+        "llm.log_dir = 'logs'\nllm.window = '3s'\nllm.margin = '300ms'\n[llm.models.gpt-4o]\ntpm = 1000",
+    );
+    let body = chat(reserved, "").replace(
+        "\"input_tokens\":\"8\"",
+        &format!("\"input_tokens\":\"8\",\"output_tokens\":\"{}\"", used - 8),
+    );
+    std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                for _ in 0..4 {
+                    assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
+                }
+            });
+        }
+    });
+    let arrivals = provider.arrivals();
+    assert_eq!((arrivals.len(), arrivals.iter().all(|arrival| arrival.tokens == used)), (4 * CLIENTS, true));
+    // Each client has one call in flight.
+    let most = LIMIT + CLIENTS as u64 * used.saturating_sub(reserved);
+    // As in the judge: two arrivals may be nearer to each other than they were sent.
+    let slack = Duration::from_millis(50);
+    let fullest = arrivals.iter().map(|last| {
+        let in_window =
+            |arrival: &&Arrival| arrival.at <= last.at && last.at.duration_since(arrival.at) + slack < window;
+        arrivals.iter().filter(in_window).map(|arrival| arrival.tokens).sum::<u64>()
+    });
+    let fullest = fullest.max().expect("arrivals");
+    assert!(fullest <= most, "{fullest} tokens in a window: more than {most}");
+    // The bound by the trail, which has both numbers of every call.
+    until("the trail is written", || trail(&server).len() >= 4 * CLIENTS);
+    for line in trail(&server).iter().filter(|line| line["status"] == "success") {
+        assert_eq!((&line["total_tokens"], &line["reserved"]), (&json!(used), &json!(reserved)), "{line}");
+    }
 }
 
 /// How many of so many calls are let in at once, each with an input of 100 tokens, 80 of which come from a cache.

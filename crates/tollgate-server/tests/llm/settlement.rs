@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tollgate_testkit::http::Answer;
 use tollgate_testkit::provider::{Provider, Reply, Step, anthropic, openai};
+use tollgate_testkit::tollgate::Tollgate;
 
 use crate::{chat, gateway, left, trail, until};
 
@@ -70,6 +72,68 @@ fn b6_the_body_that_is_forwarded_is_the_callers() {
     assert_eq!((arrival.raw.as_str(), arrival.path.as_str()), (body, "/v1/chat/completions"));
 }
 
+/// A head that says 200, some bytes, and the end of the connection.
+fn cut_after(bytes: &[u8]) -> Reply {
+    Reply { status: 200, headers: Vec::new(), steps: vec![Step::Send(bytes.to_vec()), Step::Cut] }
+}
+
+/// The error of a call whose upstream did not answer, as its provider would say it.
+fn assert_is_bad_gateway(answer: &Answer, kind: &str) {
+    assert_eq!((answer.status, answer.field("x-should-retry")), (502, Some("false")), "{answer:?}");
+    let error: serde_json::Value = serde_json::from_str(&answer.body).expect("JSON");
+    assert_eq!(error["error"]["type"], kind, "{error}");
+    assert!(
+        error["error"]["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("broke off") || text.contains("did not answer"))
+    );
+}
+
+/// Of a short answer nothing is passed on before it is there, so the client gets an error that it can read, on a connection that goes on.
+#[test]
+fn an_answer_that_breaks_off_before_it_began_is_an_error_in_the_providers_shape() {
+    for (kind, path, expected) in
+        [("openai", "/v1/chat/completions", "server_error"), ("anthropic", "/v1/messages", "api_error")]
+    {
+        for bytes in ["", "{", "{\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":5}"] {
+            let provider = Provider::start(move |_| {
+                cut_after(bytes.as_bytes()).header("content-type: application/json")
+            });
+            let server = gateway(
+                &provider,
+                kind,
+                "llm.log_dir = 'logs'\n[llm.models.gpt-4o]\nrpm = 10\ninput_tpm = 1000",
+            );
+            assert_is_bad_gateway(&server.post(path, &chat(500, "")), expected);
+            // It may have run: it counts as it was reserved.
+            until("it is settled", || left(&server, "llm.gpt-4o.input_tpm") < 1_000);
+            assert_eq!((left(&server, "llm.gpt-4o.rpm"), provider.arrivals().len()), (9, 1), "{kind}");
+            until("the trail is written", || trail(&server).len() == 1);
+            let line = &trail(&server)[0];
+            let reason = "the upstream broke off before its answer began";
+            assert_eq!((&line["status"], &line["reason"]), (&json!("error"), &json!(reason)), "{line}");
+        }
+    }
+}
+
+/// The same where it falls silent.
+#[test]
+fn an_answer_that_falls_silent_before_its_end_is_an_error_in_the_providers_shape() {
+    let provider = Provider::start(|_| {
+        let steps = vec![Step::Send(b"{".to_vec()), Step::Pause(Duration::from_secs(60))];
+        Reply { status: 200, headers: Vec::new(), steps }
+    });
+    let config = format!(
+        "[llm.models.gpt-4o]\nupstream = 'up'\ntpm = 1000\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{}/v1'\n\
+         api_key = 'x'\ntimeout = '300ms'\n[limits.x]\nunlimited = true\n",
+        provider.address()
+    );
+    let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config).start();
+    let answer = server.post("/v1/chat/completions", &chat(500, ""));
+    assert_eq!((answer.status, answer.field("x-should-retry")), (504, Some("false")), "{answer:?}");
+    assert_eq!(left(&server, "llm.gpt-4o.tpm"), 500);
+}
+
 #[test]
 fn an_upstream_that_misbehaves_leaves_the_quota_true() {
     let whole = |status: u16, body: &'static str| {
@@ -86,7 +150,10 @@ fn an_upstream_that_misbehaves_leaves_the_quota_true() {
         ),
         ("a refusal", Box::new(whole(404, r#"{"error":{"message":"no"}}"#)), 404, 1_000),
         ("a failure", Box::new(whole(500, "{}")), 500, 500),
-        ("nothing", Box::new(|| Reply { status: 200, headers: Vec::new(), steps: vec![Step::Cut] }), 0, 500),
+        ("nothing", Box::new(|| cut_after(b"")), 502, 500),
+        ("half of a short answer", Box::new(|| cut_after(b"{\"choices\":[{\"message\":")), 502, 500),
+        // Some of it has been passed on, so it breaks off for the client as well.
+        ("half of a long answer", Box::new(|| cut_after(&[b' '; 100_000])), 0, 500),
         ("another protocol", Box::new(whole(101, "")), 502, 500),
     ];
     for (name, reply, status, expected) in cases {
@@ -98,6 +165,7 @@ fn an_upstream_that_misbehaves_leaves_the_quota_true() {
             format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n{}", chat(500, ""));
         connection.send(request.as_bytes()).expect("sent");
         match connection.receive(false) {
+            Ok(answer) if status == 502 => assert_is_bad_gateway(&answer, "server_error"),
             Ok(answer) => assert_eq!(answer.status, status, "{name}: {answer:?}"),
             Err(_) => assert_eq!(status, 0, "{name}"),
         }
@@ -162,9 +230,14 @@ fn anthropics_messages_are_settled_with_their_own_usage() {
     assert_eq!(provider.arrivals()[0].path, "/v1/messages");
 }
 
+/// The call takes longer than the ten seconds that other requests have.
 #[test]
 fn a_server_that_is_told_to_stop_lets_calls_end() {
-    let provider = Provider::start(|arrival| openai(arrival).paced(Duration::from_millis(300)));
+    let provider = Provider::start(|arrival| {
+        let reply = openai(arrival);
+        let pause = Duration::from_secs(12) / u32::try_from(reply.steps.len()).expect("few");
+        reply.paced(pause)
+    });
     let server = gateway(&provider, "openai", "llm.log_dir = 'logs'\n[llm.models.gpt-4o]\ntpm = 1000");
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| server.post("/v1/chat/completions", &chat(100, ",\"stream\":true")));

@@ -11,7 +11,7 @@ use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tollgate_testkit::redis::RedisServer;
 use tollgate_testkit::tollgate::Tollgate;
 
-use crate::{chat, until};
+use crate::{chat, left, until};
 
 /// Gateways on one store, before one provider.
 fn gateways(count: usize, store: &str, provider: &Provider, rest: &str) -> Vec<Tollgate> {
@@ -103,6 +103,65 @@ fn g2_three_gateways_on_one_postgres_keep_one_limit_and_one_may_be_killed() {
     let server = empty_postgres();
     let store = postgres(&server, server.port(), "");
     check_three_of_which_one_is_killed(&store, 100, "500ms", 300);
+}
+
+/// A gateway is killed while its calls are under way at the provider: what it has reserved is charged to the others until it leaves the window, and not
+/// longer. The judge counts the calls of both.
+fn check_what_a_killed_gateway_has_reserved(store: &str) {
+    let window = Duration::from_secs(10);
+    let provider = Provider::judging(Allowed { requests: 1_000, tokens: 1_000, window }, |arrival| {
+        match arrival.body["user"].as_str() {
+            // Long after the kill.
+            Some("slow") => openai(arrival).paced(Duration::from_secs(60)),
+            _ => openai(arrival),
+        }
+    });
+    let rest = "llm.window = '10s'\nllm.margin = '300ms'\n[llm.models.gpt-4o]\nrpm = 1000\ntpm = 1000";
+    let gateways = gateways(2, store, &provider, rest);
+    let (killed, other) = (&gateways[0], &gateways[1]);
+    let ask = |gateway: &Tollgate, tokens: u64, more: &str| {
+        let mut connection = Connection::open(gateway.http());
+        let (body, lines) = (chat(tokens, more), "x-stainless-read-timeout: 60");
+        let request = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        connection.send(request.as_bytes()).expect("sent");
+        connection
+    };
+    let slow: Vec<Connection> = (0..2).map(|_| ask(killed, 400, ",\"user\":\"slow\"")).collect();
+    until("both are under way", || provider.arrivals().len() == 2);
+    killed.signal(Signal::KILL);
+    for mut connection in slow {
+        assert!(connection.receive(false).is_err(), "its clients see the connection end");
+    }
+    assert_eq!(left(other, "llm.gpt-4o.tpm"), 200, "as reserved, though nobody will settle it");
+    let check: serde_json::Value =
+        serde_json::from_str(&other.post("/v1/llm/check", &chat(300, "")).body).expect("JSON");
+    assert_eq!(
+        (&check["can_proceed"], check["wait_seconds"].as_f64().is_some()),
+        (&false.into(), true),
+        "{check}"
+    );
+    assert_eq!(ask(other, 150, "").receive(false).expect("an answer").status, 200, "there is room for it");
+    // It needs what the killed gateway has reserved, and waits until that has left the window.
+    assert_eq!(ask(other, 820, "").receive(false).expect("an answer").status, 200);
+    provider.assert_clean();
+    let arrivals = provider.arrivals();
+    assert_eq!(arrivals.iter().map(|arrival| arrival.tokens).collect::<Vec<_>>(), [400, 400, 150, 820]);
+    assert!(arrivals[3].at - arrivals[1].at >= window, "{:?}", arrivals[3].at - arrivals[1].at);
+}
+
+#[test]
+fn g2_what_a_killed_gateway_has_reserved_on_redis_stays_charged_until_it_lapses() {
+    let server = RedisServer::start();
+    check_what_a_killed_gateway_has_reserved(&redis(&server.url(), ""));
+}
+
+#[test]
+fn g2_what_a_killed_gateway_has_reserved_on_postgres_stays_charged_until_it_lapses() {
+    let server = empty_postgres();
+    check_what_a_killed_gateway_has_reserved(&postgres(&server, server.port(), ""));
 }
 
 /// Three gateways whose store is cut off: they let nothing through, or each a third of the limit.

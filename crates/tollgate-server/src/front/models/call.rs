@@ -20,15 +20,14 @@ use hyper::body::Incoming;
 use tollgate::ChargeId;
 use tollgate_llm::count::Counted;
 use tollgate_llm::provider::{Failure, Hints, classify, classify_event};
-use tollgate_llm::{
-    Admission, Api, Caller, EventKind, EventReader, ModelRequest, Refusal, ReportedLeft, TrailLine,
-};
+use tollgate_llm::{Admission, Api, Caller, EventReader, ModelRequest, Refusal, ReportedLeft, TrailLine};
 use tracing::Instrument;
 
 use super::super::json::Body;
+use super::begin::{Begun, first_bytes, first_event};
 use super::breaker::Pass;
 use super::fault::Fault;
-use super::pump::{self, Answer, End};
+use super::pump::{self, Answer};
 use super::upstream::{Cause, SendError, Upstream, passed_back};
 use super::{InFlight, Models, report};
 use crate::serve::timeouts::Progress;
@@ -42,9 +41,6 @@ const MARGIN: Duration = Duration::from_secs(2);
 
 /// How long a group is parked after a 429 that does not say for how long. Each attempt that follows doubles it.
 const NO_HINT: Duration = Duration::from_millis(500);
-
-/// How many bytes of a stream are kept back until its first event.
-const MOST_BEGUN: usize = 64 * 1024;
 
 /// The id of a request: the caller's, if it is sound, else a new one.
 pub(super) fn request_id(headers: &HeaderMap) -> String {
@@ -407,12 +403,14 @@ impl Call<'_> {
                     return Err(sent.not_run(answer.admission, pass, failure, response, &hints).await);
                 }
                 // Nothing of it has been passed on, so the client can be answered in a shape that it knows.
-                Begun::Cut => {
-                    let what = "the upstream broke off before its answer began";
-                    let cause = Cause::new(what, "its connection ended after the head of the answer");
-                    return Err(sent.lost(answer.admission, &cause).await);
-                }
+                Begun::Cut => return Err(sent.cut(answer.admission).await),
                 Begun::Silent => return Err(sent.timed_out(answer.admission).await),
+            }
+        } else {
+            match first_bytes(&mut answer, self.request.is_stream()).await {
+                Begun::Cut => return Err(sent.cut(answer.admission).await),
+                Begun::Silent => return Err(sent.timed_out(answer.admission).await),
+                Begun::Well | Begun::Error { .. } => {}
             }
         }
         pass.answered();
@@ -461,6 +459,12 @@ impl Sent<'_> {
         let reserved = Some(admission.reserved());
         let _ = admission.settle_estimated(0, false).await;
         self.failed(reserved, StatusCode::BAD_GATEWAY, cause)
+    }
+
+    async fn cut(&self, admission: Admission) -> Failed {
+        let what = "the upstream broke off before its answer began";
+        let cause = Cause::new(what, "its connection ended after the head of the answer");
+        self.lost(admission, &cause).await
     }
 
     async fn timed_out(&self, admission: Admission) -> Failed {
@@ -569,52 +573,5 @@ impl Drop for Sent<'_> {
 fn warn_untaken(taken: Result<(), tollgate::Error>) {
     if let Err(error) = taken {
         tracing::warn!(%error, "what the provider reports of its limits could not be charged");
-    }
-}
-
-/// How a stream has begun.
-enum Begun {
-    Well,
-    /// With an error and nothing else: the error's data, and all that has come.
-    Error {
-        data: String,
-        bytes: Bytes,
-    },
-    /// It was cut, or nothing came, before a single byte of it.
-    Cut,
-    Silent,
-}
-
-/// Reads up to the first event of a stream that says something.
-async fn first_event(answer: &mut Answer) -> Begun {
-    let Some(reader) = answer.reader.as_mut() else { return Begun::Well };
-    loop {
-        let frame = match tokio::time::timeout(answer.silence, answer.incoming.frame()).await {
-            Ok(Some(Ok(frame))) => frame,
-            Ok(None) => {
-                answer.end = Some(End::Whole);
-                return Begun::Well;
-            }
-            Err(_) if answer.begun.is_empty() => return Begun::Silent,
-            Ok(Some(Err(_))) if answer.begun.is_empty() => return Begun::Cut,
-            Err(_) | Ok(Some(Err(_))) => {
-                answer.end = Some(End::Broken);
-                return Begun::Well;
-            }
-        };
-        let Ok(piece) = frame.into_data() else { continue };
-        let events = reader.feed(&piece);
-        let error = events.iter().find(|event| event.kind == EventKind::Error);
-        let error = error.map(|event| event.data().unwrap_or_default().into_owned());
-        let is_any = !events.is_empty();
-        answer.begun.push((piece, events));
-        if let Some(data) = error.filter(|_| !reader.streamed().has_content()) {
-            let bytes: Vec<u8> = answer.begun.iter().flat_map(|(piece, _)| piece.iter().copied()).collect();
-            return Begun::Error { data, bytes: bytes.into() };
-        }
-        let begun: usize = answer.begun.iter().map(|(piece, _)| piece.len()).sum();
-        if is_any || begun > MOST_BEGUN {
-            return Begun::Well;
-        }
     }
 }

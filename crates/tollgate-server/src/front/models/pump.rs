@@ -112,6 +112,9 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
     let mut whole = Vec::new();
     let mut end = answer.end;
     for (piece, events) in std::mem::take(&mut answer.begun) {
+        if answer.reader.is_none() {
+            whole.extend_from_slice(&piece);
+        }
         if !pass(&pieces, &answer, piece, events).await {
             end = Some(End::Left);
             break;
