@@ -154,7 +154,9 @@ impl JobGate {
             .iter()
             .enumerate()
             .filter_map(|(index, plan)| {
-                wait_in_line(index, plan, sleep.denied(index), &mut survey, &mut places)
+                let waiter = wait_in_line(index, plan, sleep.denied(index), &mut survey, &mut places)?;
+                let closed = waiter.closed.while_blocked(self.blocked(plan), plan);
+                Some(Waiter { closed, ..waiter })
             })
             .collect();
         if waiters.is_empty() {

@@ -30,6 +30,7 @@ impl JobGate {
             start_us: look.closed_us.map_or(0, |until_us| until_us.saturating_sub(look.now_us())),
             binding: plan.charges.iter().position(|charge| charge.is_closed(&look.closed)).unwrap_or(0),
         };
+        let closed = closed.while_blocked(self.blocked(plan), plan);
         let limits: Vec<(usize, Limit)> =
             (0..).zip(&plan.charges).filter_map(|(i, c)| Some((i, self.numbers(c)?))).collect();
         let probe = |(index, limit): &(usize, Limit)| {
@@ -52,7 +53,18 @@ impl JobGate {
         reckon(plan, &look.ahead, closed, answers)
     }
 
-    /// The numbers that a charge goes by; `None` where nothing is counted, or nobody held up.
+    /// Which charge of a job meets a blocked key.
+    pub(super) fn blocked(&self, plan: &Plan) -> Option<usize> {
+        plan.charges.iter().position(|charge| {
+            let rule = self.inner.tollgate.find(&charge.limit).ok();
+            let key = Key::parse(charge.key()).ok();
+            rule.filter(|rule| !rule.is_shadow())
+                .zip(key)
+                .is_some_and(|(rule, key)| matches!(rule.allowance_for(&key), Allowance::Blocked))
+        })
+    }
+
+    /// The numbers that a charge goes by; `None` where nothing is counted or no job has to wait.
     pub(super) fn numbers(&self, charge: &PlannedCharge) -> Option<Limit> {
         let rule = self.inner.tollgate.find(&charge.limit).ok()?;
         if rule.is_shadow() {
@@ -74,6 +86,13 @@ pub(super) struct Closed {
 }
 
 impl Closed {
+    /// The same, if this charge meets a blocked key: for as long as the job may sleep. No time is known, and a job that waits is called when the
+    /// key is no longer blocked.
+    pub(super) fn while_blocked(self, blocked: Option<usize>, plan: &Plan) -> Closed {
+        let Some(binding) = blocked else { return self };
+        Closed { start_us: self.start_us.max(micros(plan.max_delay).saturating_add(1)), binding }
+    }
+
     /// The turn of a job that waits for nothing else.
     fn turn(self) -> Turn {
         let wait = Duration::from_micros(self.start_us);

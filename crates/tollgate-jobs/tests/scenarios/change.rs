@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use apalis_postgres::PostgresStorage;
+use tollgate::Charge;
 use tollgate::config::{OverrideFields, StoredOverride};
 use tollgate::store::{Record, RecordKind};
 use tollgate_jobs::adapter::prepare;
@@ -74,6 +75,14 @@ async fn until_limit(gate: &JobGate, wanted: u64) {
     let begun = Instant::now();
     while gate.status("job:mail").await.unwrap().limit != wanted {
         assert!(begun.elapsed() < Duration::from_secs(60), "the gate did not follow its file");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn until_allowed(gate: &JobGate, wanted: bool) {
+    let (begun, charges) = (Instant::now(), [Charge::new("jobs.type.mail", "job:mail")]);
+    while gate.tollgate().peek(&charges).await.unwrap().is_allowed() != wanted {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the gate did not follow the override");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -260,4 +269,30 @@ async fn workers_follow_overrides_that_are_set_at_run_time() {
     world.push("q", jobs("mail", 3)).await;
     world.until_done(6).await;
     world.until("select count(*) from tollgate_job_waiting where delays > 0", 2).await;
+}
+
+/// A job under a blocked key waits as long as it may, and is called when the key is free again; it is not asked about all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_blocked_key_sleep_until_it_is_free() {
+    let world = World::new(only("mail", rate(100, HOUR))).await;
+    let blocked = OverrideFields { blocked: true, ..OverrideFields::default() };
+    let (limit, key) = ("jobs.type.mail".to_owned(), "job:mail".to_owned());
+    let one = StoredOverride { limit, key, fields: blocked, reason: None, by: None, at_us: 0 };
+    let record = Record { id: "mail".to_owned(), payload: one.to_payload(), ends: None };
+    let server = tollgate_at(&world.url, |builder| builder).await;
+    assert!(server.put_record(RecordKind::Override, &record).await.unwrap().is_kept);
+    until_allowed(&world.gate, false).await;
+    world.push("q", jobs("mail", 5)).await;
+    let _worker = world.worker("q");
+    // The longest sleep is five minutes by default.
+    let asleep =
+        "select count(*) from apalis.jobs where status = 'Pending' and run_at > now() + interval '4 minutes'";
+    world.until(asleep, 5).await;
+    assert_eq!(world.number("select count(*) from starts").await, 0);
+    assert!(
+        world.number("select count(*) from delays").await <= 10,
+        "each sleeps, instead of asking again and again"
+    );
+    assert!(server.remove_record(RecordKind::Override, "mail").await.unwrap());
+    world.until_done(5).await;
 }
