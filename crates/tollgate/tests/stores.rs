@@ -17,7 +17,7 @@ use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
 const POLICY: &str = "
 [store]
-timeout = '500ms'
+timeout = '2s'
 
 [limits.open]
 strategy = 'fixed_window'
