@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_are_told_apart_by_their_form() {
+    fn bodies_are_distinguished_by_their_form() {
         for (body, expected) in [
             (r#"{"messages":[{"role":"user","content":"hi"}]}"#, Api::ChatCompletions),
             (r#"{"messages":[],"input":"hi"}"#, Api::ChatCompletions),
