@@ -19,8 +19,7 @@ pub use self::models::encoding_of;
 use crate::learned::Learned;
 use crate::request::ModelRequest;
 
-/// From how many bytes of text on counting leaves the async thread: some milliseconds of work.
-pub const LARGE: usize = 64 * 1024;
+pub use crate::request::LARGE;
 
 /// Counts the tokens of a text.
 pub trait Tokenizer: Send + Sync {

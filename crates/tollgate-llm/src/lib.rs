@@ -47,6 +47,7 @@ mod parking;
 mod plan;
 pub mod provider;
 mod request;
+mod seen;
 mod stream;
 mod trail;
 mod usage;

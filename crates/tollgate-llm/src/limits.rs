@@ -33,10 +33,10 @@ use crate::config::{Counts, LlmConfig};
 use crate::count::{Counted, Counter};
 use crate::learned::Learned;
 use crate::line::Line;
-use crate::overview::{Coming, Seen};
 use crate::parking::Parking;
 use crate::plan::{Plan, Planned};
 use crate::request::{Api, ModelRequest};
+use crate::seen::{Coming, Seen};
 
 /// For how long a call can be settled. One that takes longer stays charged as reserved.
 const TTL: Duration = Duration::from_secs(3_600);

@@ -5,7 +5,6 @@
 //! here counts or decides. No text of a call and no key is kept.
 
 mod reason;
-mod seen;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,11 +13,10 @@ use tollgate::store::{Cost, Micros};
 use tollgate::{Allowance, Charge, Key, Tollgate};
 
 use self::reason::{LimitState, why};
-pub(crate) use self::seen::{Coming, Seen, SeenOpen};
-use self::seen::{OfModel, Tokens, Waiter, percentiles};
 use crate::config::{LlmConfig, ModelConfig, Priority, llm_key};
 use crate::limits::ModelLimits;
 use crate::plan::Planned;
+use crate::seen::{OfModel, Tokens, Waiter, percentiles};
 
 /// How many waiting calls are shown, of each quota.
 const MOST_SHOWN: usize = 25;

@@ -11,6 +11,9 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+/// From how many bytes of text on counting leaves the async thread: some milliseconds of work.
+pub const LARGE: usize = 64 * 1024;
+
 /// The most output tokens that a request may ask for. More is a slip, and no provider grants it.
 const MOST_OUTPUT: u64 = 100_000_000;
 
@@ -243,7 +246,7 @@ impl<'a> ModelRequest<'a> {
 
     /// Whether it is so large that it should be counted off the async threads.
     pub fn is_large(&self) -> bool {
-        self.body.len() >= crate::count::LARGE
+        self.body.len() >= LARGE
     }
 
     /// Who is behind the call, as the body says.

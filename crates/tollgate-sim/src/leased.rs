@@ -17,8 +17,10 @@ use tollgate::store::{Micros, StoreHealth};
 use tollgate::telemetry::Source;
 use tollgate::{Charge, Reservation, Tollgate};
 
-use crate::process::LIMIT;
 use crate::server::key_name;
+
+/// The name of the limit.
+pub(crate) const LIMIT: &str = "api";
 
 /// The quota that a region has leased.
 pub(crate) struct LeasedQuota {

@@ -9,15 +9,12 @@ use tollgate::telemetry::{Event, Observer, Source};
 use tollgate::{Charge, Error, ManualClock, Tollgate};
 use tollgate_store::simulated::SimulatedStore;
 
-use crate::leased::LeasedQuota;
+use crate::leased::{LIMIT, LeasedQuota};
 use crate::network::{Cloud, Link};
 use crate::random::{Random, Zipf};
 use crate::scenario::{Layout, Sabotage, Scenario, Traffic};
 use crate::server::{key_name, key_number};
 use crate::virtual_time::START;
-
-/// The name of the limit.
-pub(crate) const LIMIT: &str = "api";
 
 /// One decision, as its caller saw it.
 #[derive(Clone, Copy, Debug)]

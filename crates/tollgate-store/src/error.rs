@@ -111,6 +111,13 @@ impl StoreError {
         ))
     }
 
+    /// A charge whose id belongs to another charge: other pairs of limit and key, or other costs.
+    pub fn id_taken() -> StoreError {
+        StoreError::invalid(
+            "the id belongs to another charge, which had other limits, keys or costs; use an id for one charge only",
+        )
+    }
+
     /// The call itself was wrong; sending it again does not help.
     pub fn invalid(message: impl Into<String>) -> StoreError {
         StoreError {

@@ -288,7 +288,7 @@ impl MemoryStore {
             }
         }
         let holder = Holder { id: hold.id.get(), until_released: hold.ttl == Hold::UNTIL_RELEASED };
-        self.inner.holds.hold(hold, items.len(), keys, self.inner.pair_of(items), now, |keep| {
+        self.inner.holds.hold(hold, self.inner.request(items), keys, now, |keep| {
             self.inner.charge_all(items, now, holder, keep)
         })
     }

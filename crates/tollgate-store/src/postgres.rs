@@ -441,7 +441,7 @@ impl PostgresStore {
         };
         let FunctionAnswer { passed, at, numbers, asked_before } = answer;
         match asked_before {
-            Some(before) => answer_again(&before, &numbers, at),
+            Some(before) => answer_again(&remembered(items, parts), &before, &numbers, at),
             None => parts.conclude(&parts.outcomes(readings(parts, &numbers)?, at), passed),
         }
     }

@@ -14,6 +14,7 @@ mod failure;
 mod node;
 mod options;
 mod ping;
+mod placed;
 mod probe;
 mod records;
 mod route;
@@ -221,7 +222,7 @@ impl RedisStore {
         let check = self.check(&parts.parts, shape, charge);
         match batching::charge(self, check, deadline).await? {
             Answer::Found(found) => parts.conclude(&codec::outcomes(&parts, &found), found.passed),
-            Answer::Held(held) => held.answer(),
+            Answer::Held(held) => held.answer(&parts),
         }
     }
 
@@ -322,12 +323,21 @@ impl Held {
         codec::read_remembered(&self.given, parts)
     }
 
-    /// The answer of the first call with this id.
-    fn answer(&self) -> Result<Charged, StoreError> {
+    /// Whether the charge had other keys than the one that was sent.
+    fn is_of_other_keys(&self) -> bool {
+        self.request.is_empty()
+    }
+
+    /// The answer of the first call with this id, unless that was another charge than `sent`. The script returns an empty request
+    /// if its keys were others.
+    fn answer(&self, sent: &MergedCharges<'_>) -> Result<Charged, StoreError> {
         let wrong = || codec::no_answer("a hold");
         let remembered = codec::RememberedCharge::read(&self.request).ok_or_else(wrong)?;
         let items = remembered.items();
         let parts = MergedCharges::of(&items);
+        if !sent.is_same_request(&parts) {
+            return Err(StoreError::id_taken());
+        }
         let found = self.found(&parts.parts).ok_or_else(wrong)?;
         parts.conclude(&codec::outcomes(&parts, &found), found.passed)
     }

@@ -78,6 +78,16 @@ impl<'a> MergedCharges<'a> {
         totals
     }
 
+    /// Whether a charge that is held under an id is this one: the same pairs, as far as names and repetitions say, at the same
+    /// costs. Limits may have other numbers since.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_same_request(&self, held: &MergedCharges<'_>) -> bool {
+        let is_same = |(one, other): (&StoredCharge<'_>, &StoredCharge<'_>)| {
+            one.limit.name == other.limit.name && one.cost == other.cost
+        };
+        self.of_item == held.of_item && self.parts.iter().zip(&held.parts).all(is_same)
+    }
+
     /// The answer for the items of the charge, from one outcome for each merged charge. `passed` is the store's decision.
     pub(crate) fn conclude(&self, outcomes: &[Outcome], passed: bool) -> Result<Charged, StoreError> {
         let passes = |(part, outcome): (&StoredCharge<'_>, &Outcome)| outcome.allowed || part.shadow;

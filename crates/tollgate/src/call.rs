@@ -36,7 +36,8 @@ impl<'a, T> Call<'a, T> {
 
     /// Sets the id of the charge, for example the id of an order. A call that is sent again with the same id and the same charges
     /// gets the same answer and is charged once. The store remembers plain charges for ten minutes and reservations for their
-    /// time to live.
+    /// time to live. With other charges (another limit, key or cost) it is an error, and charges nothing. `charge_each` and `refund`
+    /// take no id and are an error with one.
     ///
     /// A caller that sets an id owns it: a call that is dropped before its answer may have been charged, and it is not cancelled.
     /// [`Tollgate::settle`](crate::Tollgate::settle) settles or cancels it. A cancelled id stays cancelled for its time to live.

@@ -45,7 +45,7 @@ pub(crate) use self::limits::Limits;
 pub(crate) use self::request::{Answer, Charges, Mode, Request, Step, Take};
 use crate::decision::Decision;
 use crate::health::StoreHealth;
-use crate::lease::{Lease, LostLeases};
+use crate::lease::{Listeners, LostLeases};
 use crate::outcome::{Fallback, Outcome, Source};
 use crate::policy::entry::{FallbackDefaults, KeyLimit, Resolved};
 use crate::policy::names::MAX_NAMES;
@@ -77,7 +77,7 @@ pub(crate) struct Engine {
     lines: Arc<Lines>,
     lost_leases: Arc<LostLeases>,
     /// Woken when a key is reset, for permits in this process that are then lost.
-    resets: Lease,
+    resets: Listeners,
     malformed: Quiet,
     needs_permit: Quiet,
     defaults: FallbackDefaults,
@@ -111,7 +111,7 @@ impl Engine {
             watch,
             lines,
             lost_leases,
-            resets: Lease::default(),
+            resets: Listeners::default(),
             malformed: Quiet::default(),
             needs_permit: Quiet::default(),
             defaults,

@@ -11,6 +11,7 @@
 //! Keys are personal data. `Debug` and the errors never contain their text; only [`Key::canonical`], the parts, `Display` and
 //! [`KeyError::suggestion`] do. The next step is `policy.rs`: which limits apply.
 
+pub(crate) mod address;
 mod error;
 mod plain;
 pub(crate) mod reference;
@@ -125,7 +126,7 @@ impl<'a> Key<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn client(address: IpAddr) -> Key<'static> {
-        let text = match address.to_canonical() {
+        let text = match address::canonical(address) {
             IpAddr::V4(address) => address.to_string(),
             IpAddr::V6(address) => format!("{}/64", Ipv6Addr::from(u128::from(address) >> 64 << 64)),
         };

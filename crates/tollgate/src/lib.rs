@@ -62,7 +62,7 @@
 //! | charge an estimate and correct it later | [`Tollgate::reserve`] |
 //! | hold a place at a concurrency limit | [`Tollgate::acquire`] |
 //! | wait until there is room | [`Tollgate::wait`], [`Tollgate::reserve_within`], [`Tollgate::acquire_within`] |
-//! | charge once however often it is sent | [`Call::id`] on any of them |
+//! | charge once however often it is sent | [`Call::id`] on `charge`, `reserve`, `acquire` and the calls that wait |
 //! | charge in plain code, in this process | [`Tollgate::local`], [`Limiter::check`], [`Limiter::charge`] |
 //! | charge a limit whose numbers the application has | [`Tollgate::ad_hoc`] |
 //! | give back what was charged, forget a key | [`Tollgate::refund`], [`Tollgate::reset`] |

@@ -101,10 +101,12 @@ impl Permit {
 
     /// Waits until a lease is lost: for holders that must stop working then.
     pub async fn lost(&self) {
+        let (mut losses, mut resets) = (self.lease.listener(), self.engine.resets());
         poll_fn(|context| {
-            // Registered first, so that a loss in between is not missed.
-            let (lost, _) = (self.lease.poll_lost(context), self.engine.poll_reset(context));
-            if lost.is_ready() || self.is_lost() { Poll::Ready(()) } else { Poll::Pending }
+            // Before it looks, so that a loss in between is not missed.
+            losses.listen(context);
+            resets.listen(context);
+            if self.is_lost() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }

@@ -7,11 +7,13 @@
 //!
 //! An invalid call is the caller's error and counts as no failure of the store. This module calls the store and records its
 //! health; it chooses no policy and counts nothing. No call is sent twice unless it has an id: a charge whose answer is lost is
-//! cancelled by its id (`remote/in_flight.rs`). Callers are `engine/remote_call.rs` and `engine/settle.rs`.
+//! cancelled by its id (`remote/in_flight.rs`). `remote/each.rs` charges many by themselves, `remote/settle.rs` ends what is held.
+//! Callers are `engine/remote_call.rs` and `engine/settle.rs`.
 
 mod background;
 mod breaker;
 mod denial_cache;
+mod each;
 mod fallback;
 mod fingerprint;
 mod in_flight;
@@ -19,6 +21,7 @@ mod numbers;
 mod ping;
 mod refund;
 mod reservations;
+mod settle;
 mod store_call;
 mod tasks;
 
@@ -26,12 +29,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use smallvec::SmallVec;
-use tollgate_kernel::{Cost, Micros, Outcome};
-use tollgate_store::{
-    ChargeId, Charged, Clock, Hold, MemoryOptions, NodeId, Nodes, Settled, Settlement, Store, StoreError,
-    StoredCharge, StoredLimit,
-};
-use tracing::Instrument;
+use tollgate_kernel::{Micros, Outcome};
+use tollgate_store::{ChargeId, Charged, Clock, Hold, MemoryOptions, Store, StoredCharge};
 
 use self::background::Runtime;
 use self::breaker::Breakers;
@@ -41,23 +40,32 @@ use self::fingerprint::Seeds;
 use self::in_flight::InFlight;
 pub(crate) use self::numbers::Numbering;
 use self::numbers::Numbers;
-use self::reservations::{Reservations, ReservedCharge, given_back};
+use self::reservations::{Reservations, ReservedCharge};
 use self::store_call::Missed;
 use self::tasks::Tasks;
 use crate::error::Error;
 use crate::health::{NodeReading, StoreHealth, Tally};
 use crate::lease::LostLeases;
 use crate::outcome::Source;
-use crate::policy::entry::{RemoteLimit, Resolved};
-use crate::telemetry::{CallRecorder, Observers, Trouble, Watch};
+use crate::policy::entry::Resolved;
+use crate::telemetry::{Observers, Trouble, Watch};
 use crate::wait::Lines;
 
 /// Whether a charge may be answered by the denial cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DenialCache {
     Use,
-    /// Calls the store even if a denial is cached, because other processes may have given something back.
+    /// Calls the store even if a denial is cached, because other processes may have given something back, or the charge may have
+    /// been admitted before.
     Bypass,
+}
+
+impl DenialCache {
+    /// For the first try of a charge with this id, if its caller chose one: the store may have admitted it already, and then it
+    /// answers as it did.
+    pub(crate) fn of(id: Option<ChargeId>) -> DenialCache {
+        if id.is_some() { DenialCache::Bypass } else { DenialCache::Use }
+    }
 }
 
 /// The outcome and source of each charge that has counters, in the order of the charges.
@@ -331,150 +339,6 @@ impl Remote {
         let charged = self.call("peek", nodes, |store| store.peek(&items)).await?;
         self.answered().await;
         Ok(Answered::by_store(&charged.outcomes))
-    }
-
-    /// Charges each charge separately, in one call of the store. Each falls back separately, too.
-    pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Vec<Result<Answered, Error>> {
-        let mut answers: Vec<Result<Answered, Error>> = Vec::with_capacity(charges.len());
-        let mut asked: SmallVec<[(usize, Option<Sent>, NodeId); 4]> = SmallVec::new();
-        let mut items: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
-        for (index, charge) in charges.iter().enumerate() {
-            let answered = match (self.next_step_of_one(charge, DenialCache::Use), charge.stored_charge()) {
-                (NextStep::CallStore(sent), Some(item)) => {
-                    let node = self.shared.store.node_of(&item);
-                    match self.admit(node).await {
-                        Ok(()) => {
-                            asked.push((index, sent, node));
-                            items.push(item);
-                            Ok(Answered::default())
-                        }
-                        Err(missed) => self.fall_back_alone(charge, missed),
-                    }
-                }
-                (NextStep::Answered(answered), _) => Ok(answered),
-                (NextStep::CallStore(_), None) => Ok(Answered::default()),
-            };
-            answers.push(answered);
-        }
-        if items.is_empty() {
-            return answers;
-        }
-        let in_flight = InFlight::new(self, charges, None);
-        self.shared.tally.called();
-        let sent_at = self.shared.clock.now();
-        let call = self.watch.store_call("charge");
-        let outcomes = self.shared.store.charge_each(&items).instrument(call.span()).await;
-        // For metrics a call fails as its first charge does that fails.
-        let failure = outcomes.iter().find_map(|outcome| outcome.as_ref().err());
-        call.done(failure);
-        let is_any_ambiguous =
-            outcomes.iter().any(|outcome| outcome.as_ref().is_err_and(StoreError::is_ambiguous));
-        let mut nodes = Nodes::new();
-        for ((index, sent, node), outcome) in asked.iter().zip(outcomes) {
-            let charge = &charges[*index];
-            answers[*index] = match outcome {
-                Ok(outcome) => {
-                    if !nodes.contains(node) {
-                        nodes.push(*node);
-                    }
-                    let charged =
-                        Charged { allowed: outcome.allowed, outcomes: SmallVec::from_elem(outcome, 1) };
-                    self.learn(std::slice::from_ref(charge), *sent, sent_at, &charged);
-                    Ok(Answered::by_store(&charged.outcomes))
-                }
-                Err(error) => {
-                    let missed = self.failed(&Nodes::from_slice(&[*node]), error);
-                    self.fall_back_alone(charge, missed)
-                }
-            };
-        }
-        if !nodes.is_empty() {
-            self.succeeded(&nodes);
-            self.answered().await;
-        }
-        if !is_any_ambiguous {
-            in_flight.answered();
-        }
-        answers
-    }
-
-    /// The fallback's answer to one of several separate charges.
-    fn fall_back_alone(&self, charge: &Resolved<'_, '_>, missed: Missed) -> Result<Answered, Error> {
-        self.fall_back(std::slice::from_ref(charge), Act::Charge(None), missed)
-    }
-
-    /// Settles a held charge where it is held.
-    ///
-    /// A charge whose reply was lost may be held twice: in this process, by the fallback, whose answer the caller has; and in the
-    /// store, where it is cancelled as soon as the store answers. Until then it is settled in this process and
-    /// [pending](Settled::Pending).
-    pub(crate) async fn settle(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Error> {
-        self.settle_anywhere(id, settlement).await.map_err(Missed::into_error)
-    }
-
-    async fn settle_anywhere(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Missed> {
-        if let Some(settled) = self.shared.fallback.settle(id, settlement) {
-            return Ok(match settled.map_err(Missed::Wrong)? {
-                Settled::Done if self.shared.tasks.will_cancel(id) => {
-                    self.start_tasks();
-                    Settled::Pending
-                }
-                settled => settled,
-            });
-        }
-        let is_renewal = *settlement == Settlement::Renew;
-        // The denial cache has no entries for leases, so releases and renewals do not change it.
-        let is_of_leases = matches!(settlement, Settlement::Renew | Settlement::Release);
-        let known = self.shared.reservations.find(id).and_then(|known| known.charges);
-        // However the call ends, the keys of a reservation may have got something back. An id that this process did not make
-        // clears no cached denial unless the store knows it, because a client can invent ids.
-        let ended = known.filter(|_| !is_of_leases).map(|charges| {
-            let keys = charges.iter().filter_map(|charge| charge.key).collect();
-            (self.shared.denials.end(keys), given_back(&charges, settlement))
-        });
-        let settled = self.settle_store(id, settlement).await?;
-        match (settled, ended) {
-            (Settled::Done, _) if is_renewal => {
-                self.shared.reservations.renewed(id, self.shared.clock.now());
-            }
-            (Settled::Done, None) if !is_of_leases => drop(self.shared.denials.end_all()),
-            (Settled::Done, Some((ended, keys))) => ended.given_back(&keys),
-            _ => {}
-        }
-        if !is_renewal || settled != Settled::Done {
-            self.shared.reservations.remove(id);
-        }
-        Ok(settled)
-    }
-
-    async fn settle_store(&self, id: ChargeId, settlement: &Settlement) -> Result<Settled, Missed> {
-        let nodes = Nodes::from_slice(&[self.shared.store.node_of_hold(id)]);
-        self.call("settle", nodes, |store| store.settle(id, settlement)).await
-    }
-
-    /// A settlement was answered, so the store is reachable: continues the background work.
-    pub(crate) async fn go_on(&self) {
-        self.answered().await;
-    }
-
-    /// Forgets a key in the store and, once the store has answered, in this process. If the store fails, nothing is forgotten.
-    pub(crate) async fn forget(
-        &self,
-        stored: &StoredLimit,
-        remote: &RemoteLimit,
-        key: &str,
-    ) -> Result<bool, Error> {
-        let fingerprint = self.shared.seeds.fingerprint(remote.number, key);
-        let ended = self.shared.denials.end([fingerprint].into_iter().collect());
-        let item = StoredCharge { limit: stored, key, cost: Cost::ONE, shadow: false };
-        let nodes = self.nodes_of(&[item], None);
-        let forgotten = self.call("forget", nodes, |store| store.forget(stored, key)).await;
-        let forgotten = forgotten.map_err(Missed::into_error)?;
-        let was_here = self.shared.fallback.forget(remote, key);
-        ended.given_back(&[fingerprint]);
-        drop(self.shared.denials.end_all());
-        self.answered().await;
-        Ok(forgotten || was_here)
     }
 
     /// The fallback's answer to a failed call, unless the call itself was invalid.

@@ -114,7 +114,10 @@ impl Turn<'_> {
         if is_next && seen.is_none_or(|seen| state.nudges > seen) {
             return Poll::Ready(state.nudges);
         }
-        state.wakers.insert(self.ticket, context.waker().clone());
+        let replaced = state.wakers.insert(self.ticket, context.waker().clone());
+        // A waker may be the last reference to a task, which is dropped with it: not under the lock.
+        drop(state);
+        drop(replaced);
         Poll::Pending
     }
 
@@ -147,11 +150,12 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.lines.state.lock();
-        state.wakers.remove(&self.ticket);
+        let own = state.wakers.remove(&self.ticket);
         let wakers: SmallVec<[Waker; 4]> =
             self.pairs.iter().filter_map(|pair| state.leave(pair, self.ticket)).collect();
         self.lines.count.fetch_sub(1, Ordering::Release);
         drop(state);
+        drop(own);
         wakers.into_iter().for_each(Waker::wake);
     }
 }

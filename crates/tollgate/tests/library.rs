@@ -4,6 +4,8 @@
 mod ad_hoc;
 #[path = "library/charge.rs"]
 mod charge;
+#[path = "library/combinations.rs"]
+mod combinations;
 #[path = "library/crowd.rs"]
 mod crowd;
 #[path = "library/denials.rs"]
@@ -14,6 +16,8 @@ mod fallback;
 mod faulty_store;
 #[path = "library/hostile.rs"]
 mod hostile;
+#[path = "library/ids.rs"]
+mod ids;
 #[path = "library/in_flight.rs"]
 mod in_flight;
 #[path = "library/observe.rs"]

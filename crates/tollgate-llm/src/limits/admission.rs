@@ -13,8 +13,8 @@ use super::{Inner, Standing, TTL, standing};
 use crate::config::{Counts, UpstreamKind};
 use crate::count::Encoding;
 use crate::line::Line;
-use crate::overview::SeenOpen;
 use crate::plan::{Plan, Tokens};
+use crate::seen::SeenOpen;
 use crate::stream::Streamed;
 use crate::usage::Usage;
 

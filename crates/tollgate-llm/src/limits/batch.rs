@@ -19,9 +19,9 @@ use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind};
 use crate::config::LlmConfig;
 use crate::count::Counted;
 use crate::line::Line;
-use crate::overview::Coming;
 use crate::plan::{Plan, Planned, Tokens};
 use crate::request::{Api, ModelRequest};
+use crate::seen::Coming;
 
 /// The calls of a batch, planned.
 struct PlannedBatch {

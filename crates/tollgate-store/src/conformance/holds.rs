@@ -57,9 +57,59 @@ pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     assert_eq!(remaining().await, 0);
     assert!(!store.charge(&items(1), None).await.expect("charge").allowed);
 
+    an_id_is_of_one_charge(&subject).await;
     one_actual_for_several_limits(&subject).await;
     each_by_position(&subject).await;
     leases_end_and_charges_stay(&subject).await;
+}
+
+/// The id of an admitted charge passes no other charge: another cost, key, limit or number of them is an error and charges
+/// nothing, also once the first charge is settled.
+async fn an_id_is_of_one_charge(subject: &Subject) {
+    let store = &subject.store;
+    let minute = Micros::from_secs(60);
+    let orders = limit("orders", Limit::fixed_window(100, minute));
+    let bytes =
+        limit("bytes", Limit::token_bucket(Rate::new(1, Micros::from_secs(3_600)).expect("a rate"), 100));
+    let item = |limit, key, units| StoredCharge { limit, key, cost: cost(units), shadow: false };
+    let id = ChargeId::random();
+    let hold = Some(Hold { id, ttl: FOR_LONG });
+    let items = [item(&orders, "one", 1), item(&bytes, "two", 2), item(&orders, "one", 3)];
+    let first = store.charge(&items, hold).await.expect("charge");
+    assert!(first.allowed);
+    for is_settled in [false, true] {
+        if is_settled {
+            assert_eq!(
+                store.settle(id, &Settlement::Each(vec![1, 2, 3])).await.expect("settle"),
+                Settled::Done
+            );
+        }
+        assert_eq!(store.charge(&items, hold).await.expect("the same charge"), first);
+        let [one, two, three] = items;
+        for others in [
+            &[one][..],
+            &[one, two],
+            &[one, two, item(&orders, "one", 4)],
+            &[item(&orders, "one", 99), two, three],
+            &[item(&orders, "other", 1), two, three],
+            &[one, item(&bytes, "other", 2), three],
+            &[one, item(&orders, "two", 2), three],
+            &[one, two, three, item(&orders, "more", 1)],
+            &[one, two, item(&orders, "other", 3)],
+            &[item(&orders, "one", 4), two],
+        ] {
+            let error = store.charge(others, hold).await.expect_err("another charge");
+            assert!(error.is_invalid(), "{error}");
+        }
+        let left =
+            async |limit, key| store.peek(&[item(limit, key, 1)]).await.expect("peek").outcomes[0].remaining;
+        assert_eq!(
+            (left(&orders, "one").await, left(&bytes, "two").await),
+            (95, 97),
+            "as if one more were charged"
+        );
+        assert_eq!((left(&orders, "other").await, left(&orders, "two").await), (99, 99));
+    }
 }
 
 /// Each charge is settled with its own amount, in the order of the charges: one limit with two keys, pairs that are repeated and

@@ -27,6 +27,8 @@ struct Held {
     parts: Vec<(Name, Limit, Taken)>,
     /// The pairs of all items, in their order.
     items: Vec<Name>,
+    /// Each pair once, with its cost.
+    request: Vec<(Name, Cost)>,
     answer: Charged,
     ttl: Micros,
     end: Micros,
@@ -77,6 +79,22 @@ impl Model {
         Self::answer(items, &answers.collect())
     }
 
+    /// Whether a charge by this id must be refused, because the id belongs to another one.
+    pub(super) fn is_id_taken(&self, items: &[StoredCharge<'_>], hold: Option<Hold>, now: Micros) -> bool {
+        let held = hold.and_then(|hold| self.holds.get(&hold.id)).filter(|held| now < held.end);
+        held.is_some_and(|held| held.items != Self::names(items) || held.request != Self::request(items))
+    }
+
+    /// The pair of each item.
+    fn names(items: &[StoredCharge<'_>]) -> Vec<Name> {
+        items.iter().map(|item| (item.limit.name.clone(), item.key.to_owned())).collect()
+    }
+
+    /// Each pair once, with its cost.
+    fn request(items: &[StoredCharge<'_>]) -> Vec<(Name, Cost)> {
+        Self::parts(items).into_iter().map(|(name, _, cost, _)| (name, cost)).collect()
+    }
+
     pub(super) fn charge(&mut self, items: &[StoredCharge<'_>], hold: Option<Hold>, now: Micros) -> Charged {
         if let Some(held) = hold.and_then(|hold| self.holds.get(&hold.id)).filter(|held| now < held.end) {
             return held.answer.clone();
@@ -114,8 +132,9 @@ impl Model {
             });
             let ttl = leases.max().unwrap_or_default().max(hold.ttl);
             let end = now.saturating_add(ttl);
-            let items = items.iter().map(|item| (item.limit.name.clone(), item.key.to_owned())).collect();
-            let held = Held { parts: charged, items, answer: answer.clone(), ttl, end, is_settled: false };
+            let (items, request) = (Self::names(items), Self::request(items));
+            let held =
+                Held { parts: charged, items, request, answer: answer.clone(), ttl, end, is_settled: false };
             self.holds.insert(hold.id, held);
         }
         answer

@@ -43,7 +43,12 @@ impl PlainStore {
 
 impl Store for PlainStore {
     fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
-        Box::pin(async move { Ok(self.with(|model| model.charge(items, hold, self.clock.now()))) })
+        Box::pin(async move {
+            self.with(|model| match model.is_id_taken(items, hold, self.clock.now()) {
+                true => Err(StoreError::id_taken()),
+                false => Ok(model.charge(items, hold, self.clock.now())),
+            })
+        })
     }
 
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {

@@ -4,13 +4,14 @@
 //! tries again. The slow path locks the homes of all keys in one order, prepares all, and then commits or abandons each; it also
 //! makes room for new keys. Repeated pairs of limit and key are added up first.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_kernel::{Cost, Fit, Micros, Outcome, Taken};
 
 use super::cell::Holder;
-use super::holds::HeldCharge;
+use super::holds::{HeldCharge, HoldRequest};
 use super::limit_table::{LimitTable, Located};
 use super::node::{Fingerprint, Guard};
 use super::sibling_tables::{Moving, SiblingTables};
@@ -81,16 +82,19 @@ impl Inner {
         pairs::merge(items.iter().map(|item| self.part(item)), parts, |_| ());
     }
 
-    /// To which pair of limit and key each item belongs, in the order of [`parts`](Self::parts); empty where none is repeated.
-    pub(super) fn pair_of(&self, items: &[MemoryCharge<'_>]) -> Box<[u16]> {
-        if items.len() < 2 {
-            return Box::default();
-        }
+    /// What identifies a charge of these items, for a hold.
+    pub(super) fn request(&self, items: &[MemoryCharge<'_>]) -> HoldRequest {
         let (mut parts, mut of_item) = (PairCharges::new(), SmallVec::<[u16; 4]>::new());
         pairs::merge(items.iter().map(|item| self.part(item)), &mut parts, |index| {
             of_item.push(u16::try_from(index).unwrap_or(u16::MAX));
         });
-        if parts.len() == items.len() { Box::default() } else { of_item.into_boxed_slice() }
+        let mut hash = DefaultHasher::new();
+        for PairCharge { limit, key, cost, .. } in &parts {
+            (&*limit.name, key.lo, key.hi, cost.get()).hash(&mut hash);
+        }
+        of_item.hash(&mut hash);
+        let pair_of = if parts.len() == items.len() { Box::default() } else { of_item.into_boxed_slice() };
+        HoldRequest { limits: items.len(), pair_of, hash: hash.finish() }
     }
 
     #[inline]

@@ -44,6 +44,16 @@ pub(crate) struct HeldCharge {
     pub(crate) in_shared: bool,
 }
 
+/// What identifies a held charge: the same id with another request is another charge.
+pub(crate) struct HoldRequest {
+    /// How many charges the call has.
+    pub(crate) limits: usize,
+    /// The pair of each charge of the call; empty if no pair is repeated.
+    pub(crate) pair_of: Box<[u16]>,
+    /// Of its pairs of limit and key, and their costs, in order. Keys are hashed under secret keys.
+    pub(crate) hash: u64,
+}
+
 /// A charge that can be settled.
 struct Held {
     parts: SmallVec<[HeldCharge; 1]>,
@@ -51,6 +61,8 @@ struct Held {
     pair_of: Box<[u16]>,
     /// The outcome of each limit, for a charge that is sent again.
     answer: SmallVec<[Outcome; 1]>,
+    /// Of its request.
+    hash: u64,
     /// The keys that it is counted for.
     keys: Keys,
     ttl: Micros,
@@ -61,6 +73,7 @@ struct Held {
 /// A charge that was settled, until its time runs out.
 struct Done {
     answer: Box<[Outcome]>,
+    hash: u64,
     keys: Keys,
     end: Micros,
     bytes: usize,
@@ -77,6 +90,13 @@ impl Entry {
         match self {
             Entry::Open(held) => held.end,
             Entry::Settled(done) => done.end,
+        }
+    }
+
+    fn hash(&self) -> u64 {
+        match self {
+            Entry::Open(held) => held.hash,
+            Entry::Settled(done) => done.hash,
         }
     }
 
@@ -243,20 +263,21 @@ impl Holds {
         }
     }
 
-    /// Carries out a charge of this many limits and holds it, unless its id is held already. It is counted for `keys`; `pair_of`
-    /// has the pair of each limit and is empty if none is repeated. If nothing was charged, nothing is held, unless the store is
-    /// a fallback.
+    /// Carries out a charge and holds it, unless its id is held already. It is counted for `keys`. If nothing was charged, nothing is
+    /// held, unless the store is a fallback.
     pub(crate) fn hold(
         &self,
         hold: Hold,
-        limits: usize,
+        HoldRequest { limits, pair_of, hash }: HoldRequest,
         keys: Keys,
-        pair_of: Box<[u16]>,
         now: Micros,
         charge: impl FnOnce(&mut dyn FnMut(HeldCharge)) -> Charged,
     ) -> Result<Charged, StoreError> {
         let mut shard = self.shard(hold.id).lock();
         if let Some(entry) = shard.get(&hold.id.get()).filter(|entry| now < entry.end()) {
+            if entry.hash() != hash {
+                return Err(StoreError::id_taken());
+            }
             return Ok(Charged { allowed: true, outcomes: Outcomes::from_slice(entry.answer()) });
         }
         let bytes = bytes_of(limits, keys.len());
@@ -283,7 +304,7 @@ impl Holds {
             return Ok(answer);
         }
         let (outcomes, end) = (SmallVec::from_slice(&answer.outcomes), now.saturating_add(ttl));
-        let held = Box::new(Held { parts, pair_of, answer: outcomes, keys, ttl, end, bytes });
+        let held = Box::new(Held { parts, pair_of, answer: outcomes, hash, keys, ttl, end, bytes });
         if let Some(ended) = shard.insert(hold.id.get(), Entry::Open(held)) {
             // A hold of the same name had run out and was not yet swept.
             self.forget_entry(&ended);
@@ -324,8 +345,9 @@ impl Holds {
         };
         let bytes = settled_bytes_of(held.answer.len(), held.keys.len()).min(held.bytes);
         self.forget(&held.keys, 1, held.bytes - bytes);
-        let (answer, keys, end) = (Box::from(&*held.answer), mem::take(&mut held.keys), held.end);
-        *entry = Entry::Settled(Done { answer, keys, end, bytes });
+        let (answer, hash, end) = (Box::from(&*held.answer), held.hash, held.end);
+        let keys = mem::take(&mut held.keys);
+        *entry = Entry::Settled(Done { answer, hash, keys, end, bytes });
         Ok(settled)
     }
 

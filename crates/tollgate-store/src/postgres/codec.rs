@@ -153,12 +153,22 @@ pub(super) fn remembered(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) 
     numbers
 }
 
-/// The answer of a held charge, from its stored request and readings.
-pub(super) fn answer_again(remembered: &[i64], numbers: &[i64], at: Micros) -> Result<Charged, StoreError> {
+/// The answer of a held charge, from its stored request and readings; an error if it is not the charge that was `sent`.
+pub(super) fn answer_again(
+    sent: &[i64],
+    remembered: &[i64],
+    numbers: &[i64],
+    at: Micros,
+) -> Result<Charged, StoreError> {
     let (items, rest) = remembered.as_chunks::<REMEMBERED>();
     let (found, _) = numbers.as_chunks::<READING>();
     if !rest.is_empty() {
         return Err(nonsense("a held charge of another version"));
+    }
+    // The costs, and which items are of one pair. The function compares the keys, and leaves the request out if they differ.
+    let request = |&[.., cost, _shadow, part]: &[i64; REMEMBERED]| (cost, part);
+    if !sent.as_chunks().0.iter().map(request).eq(items.iter().map(request)) {
+        return Err(StoreError::id_taken());
     }
     let mut outcomes = Outcomes::new();
     for &[strategy, a, b, c, cost, _shadow, part] in items {
@@ -203,7 +213,13 @@ mod tests {
             let parts = MergedCharges::of(&items);
             let reading = reading(&stored.limit, &numbers).unwrap();
             let expected = parts.conclude(&parts.outcomes([reading], now), true).unwrap();
-            assert_eq!(answer_again(&remembered(&items, &parts), &numbers, now).unwrap(), expected);
+            let sent = remembered(&items, &parts);
+            assert_eq!(answer_again(&sent, &sent, &numbers, now).unwrap(), expected);
+            for other in [&[][..], &items[..1]] {
+                let other = remembered(other, &MergedCharges::of(other));
+                assert!(answer_again(&other, &sent, &numbers, now).unwrap_err().is_invalid());
+                assert!(answer_again(&sent, &other, &numbers, now).unwrap_err().is_invalid());
+            }
         }
     }
 
@@ -213,8 +229,9 @@ mod tests {
         let item = StoredCharge { limit: &stored, key: "k", cost: Cost::ONE, shadow: false };
         assert!(reading(&stored.limit, &[-1, 0, 0]).is_err());
         assert!(readings(&MergedCharges::of(&[item]), &[1, 2]).is_err());
-        assert!(answer_again(&[1, 2, 3], &[], Micros::ZERO).is_err());
-        assert!(answer_again(&[9, 1, 1, 1, 1, 0, 0], &[0; READING], Micros::ZERO).is_err());
-        assert!(answer_again(&[3, 1, 1, 1, 1, 0, 5], &[0; READING], Micros::ZERO).is_err());
+        for remembered in [&[1, 2, 3][..], &[9, 1, 1, 1, 1, 0, 0], &[3, 1, 1, 1, 1, 0, 5]] {
+            let error = answer_again(remembered, remembered, &[0; READING], Micros::ZERO).unwrap_err();
+            assert_eq!(error.failure(), Some(Failure::Reply), "{error}");
+        }
     }
 }

@@ -65,7 +65,12 @@ local function charge_any(before)
     if value then
       local holds = others_of_hold()
       local hold = holds.parse(value)
-      if now_us < hold.end_us then return holds.answer(hold), false end
+      if now_us < hold.end_us then
+        -- With other keys it is another charge: its request is left out of the answer.
+        local is_same = #hold.all == width
+        for index = 1, width do is_same = is_same and hold.all[index].name == sub(keys[before + index], name_at) end
+        return is_same and holds.answer(hold) or {'HELD', '', ''}, false
+      end
     end
   end
   for index = 1, width do

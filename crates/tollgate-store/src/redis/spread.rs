@@ -14,6 +14,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 use tollgate_kernel::{Limit, MAX_SPAN, Micros};
 
+use super::placed::Placed;
 use super::route::Named;
 use super::shape::{Answer, Operation};
 use super::slot::slot;
@@ -167,6 +168,7 @@ impl RedisStore {
             let answer = self.charge_batched(&group.parts, operation, held, deadline).await;
             let found = match answer {
                 Ok(Answer::Found(found)) => found,
+                Ok(Answer::Held(held)) if held.is_of_other_keys() => return Err(StoreError::id_taken()),
                 Ok(Answer::Held(held)) => {
                     // Charged before, under the same id: the same call was sent again.
                     held.found(&group.parts).ok_or_else(|| codec::no_answer("a hold"))?
@@ -282,6 +284,11 @@ impl RedisStore {
             && before != place
         {
             if let Some(charged) = self.answer_placed(&before, hold.id, deadline).await? {
+                if before.groups != place.groups
+                    || !parts.is_same_request(&MergedCharges::of(&before.items()?.items()))
+                {
+                    return Err(StoreError::id_taken());
+                }
                 return Ok(charged);
             }
             self.place(hold, "set", &place, deadline).await?;
@@ -300,7 +307,7 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<Option<Charged>, StoreError> {
         let wrong = || codec::no_answer("a hold");
-        let remembered = codec::RememberedCharge::read(&place.request).ok_or_else(wrong)?;
+        let remembered = place.items()?;
         let items = remembered.items();
         let parts = MergedCharges::of(&items);
         let mut outcomes = blank(&parts);
@@ -314,7 +321,7 @@ impl RedisStore {
                 indexes.iter().map(|index| parts.parts.get(*index).copied()).collect();
             let of_group = of_group.ok_or_else(wrong)?;
             if place.groups.len() == 1 {
-                return Held { request: place.request.clone(), ..held }.answer().map(Some);
+                return Held { request: place.request.clone(), ..held }.answer(&parts).map(Some);
             }
             let found = held.found(&of_group).ok_or_else(wrong)?;
             fill_at(&mut outcomes, indexes, &of_group, &found);
@@ -477,52 +484,6 @@ fn check_settlement(settlement: &Settlement, parts: &[(String, String, bool)]) -
     }
 }
 
-/// The groups of a hold: the indexes of the parts of each, and its keys, the hold's key first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Placed {
-    request: String,
-    groups: Vec<(Vec<usize>, Vec<String>)>,
-}
-
-impl Placed {
-    /// The actual cost of each part, from one amount for each item.
-    fn totals(&self, actuals: &[u64]) -> Result<Vec<u64>, StoreError> {
-        let remembered =
-            codec::RememberedCharge::read(&self.request).ok_or_else(|| codec::no_answer("a hold"))?;
-        let items = remembered.items();
-        match items.len() == actuals.len() {
-            true => Ok(MergedCharges::of(&items).totals(actuals)),
-            false => Err(StoreError::wrong_count(items.len(), actuals.len())),
-        }
-    }
-
-    /// The stored text: a line for each group, an empty line, and the request.
-    fn write(&self) -> String {
-        let mut text = String::new();
-        for (indexes, keys) in &self.groups {
-            let indexes: Vec<String> = indexes.iter().map(usize::to_string).collect();
-            text.push_str(&format!("{} {}\n", indexes.join(","), keys.join(" ")));
-        }
-        text.push('\n');
-        text.push_str(&self.request);
-        text
-    }
-
-    fn read(text: &str) -> Option<Placed> {
-        let (groups, request) = text.split_once("\n\n")?;
-        let group = |line: &str| {
-            let (indexes, keys) = line.split_once(' ')?;
-            let indexes: Option<Vec<usize>> = match indexes {
-                "" => Some(Vec::new()),
-                indexes => indexes.split(',').map(|index| index.parse().ok()).collect(),
-            };
-            Some((indexes?, keys.split(' ').map(str::to_owned).collect()))
-        };
-        let groups: Option<Vec<_>> = groups.lines().map(group).collect();
-        Some(Placed { request: request.to_owned(), groups: groups? })
-    }
-}
-
 fn blank(parts: &MergedCharges<'_>) -> Outcomes {
     Outcomes::from_elem(Outcome::BLOCKED, parts.parts.len())
 }
@@ -535,22 +496,5 @@ fn fill(outcomes: &mut Outcomes, group: &Group<'_>, found: &codec::Found) {
 fn fill_at(outcomes: &mut Outcomes, indexes: &[usize], parts: &[StoredCharge<'_>], found: &codec::Found) {
     for ((index, part), reading) in indexes.iter().zip(parts).zip(&found.readings) {
         outcomes[*index] = part.limit.limit.answer(reading, part.cost, found.now);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_place_is_read_as_it_was_written() {
-        let place = Placed {
-            request: "0 1 0 a 3 5 1000 0\n".to_owned(),
-            groups: vec![(vec![0, 2], vec!["hold".into(), "x".into()]), (vec![], vec!["other".into()])],
-        };
-        assert_eq!(Placed::read(&place.write()), Some(place));
-        for wrong in ["", "x\n", "1,b key\n\nq"] {
-            assert_eq!(Placed::read(wrong), None, "{wrong}");
-        }
     }
 }

@@ -66,7 +66,7 @@ impl Engine {
                 }
                 Ok(answer)
             }
-            Mode::Each => Ok(self.charge_each_local(request)),
+            Mode::Each => request.check_id().map(|()| self.charge_each_local(request)),
             _ => self.charge_local_slowly(store, request),
         }
     }
@@ -77,6 +77,7 @@ impl Engine {
         store: &MemoryStore,
         request: &mut Request<'_>,
     ) -> Result<Answer, Error> {
+        request.check_id()?;
         let operation = request.operation();
         let started = self.started(operation);
         let _within = started.enter();

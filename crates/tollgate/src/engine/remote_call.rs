@@ -17,6 +17,9 @@ impl Engine {
         remote: &Remote,
         request: &mut Request<'a>,
     ) -> Step<'a> {
+        if let Err(error) = request.check_id() {
+            return Step::Done(Err(error));
+        }
         if request.mode == Mode::Each {
             return self.charge_each_remote(request);
         }
@@ -36,7 +39,7 @@ impl Engine {
         let is_denied = charges.iter().any(Resolved::is_denied_outright);
         let mut sent = None;
         if mode == Mode::AllOrNone && !is_denied {
-            match remote.next_step(&charges, identity.is_some(), DenialCache::Use) {
+            match remote.next_step(&charges, identity.is_some(), DenialCache::of(id)) {
                 NextStep::Answered(answered) => {
                     let answer = self.finish(operation, &charges, answered, identity, take, &started);
                     return Step::Done(Ok(answer));

@@ -85,6 +85,18 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// An error if the call has an id and cannot use it: to be sent twice and charged once, it must be one charge.
+    pub(super) fn check_id(&self) -> Result<(), Error> {
+        let call = match (self.mode, self.id) {
+            (_, None) | (Mode::AllOrNone | Mode::Peek, _) => return Ok(()),
+            (Mode::Each, _) => "charge_each",
+            (Mode::Refund, _) => "refund",
+        };
+        Err(Error::call(format!(
+            "{call} takes no id and would be carried out again; an id is for charge, reserve, acquire and the calls that wait for them"
+        )))
+    }
+
     /// The call to name where a concurrency limit is charged and nothing would be held; `None` if something is.
     pub(super) fn holds_nothing(&self) -> Option<&'static str> {
         match (self.mode, self.take) {

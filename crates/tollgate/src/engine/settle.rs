@@ -1,7 +1,6 @@
 //! The end of an admitted charge: it is settled, cancelled, renewed or released, at once or in the background.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 #[cfg(feature = "http")]
 use tollgate_kernel::Micros;
@@ -10,7 +9,7 @@ use tollgate_store::{ChargeId, Settled, Settlement};
 use super::held::Held;
 use super::{Backend, Engine};
 use crate::error::Error;
-use crate::lease::Lease;
+use crate::lease::{Lease, Listener};
 
 /// How long a settlement in the background is tried again.
 #[cfg(feature = "http")]
@@ -133,9 +132,9 @@ impl Engine {
         self.lost_leases.report();
     }
 
-    /// Ready when a key was reset since the last poll.
-    pub(crate) fn poll_reset(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.resets.poll_lost(context)
+    /// A task that is woken when a key is reset.
+    pub(crate) fn resets(&self) -> Listener<'_> {
+        self.resets.listener()
     }
 
     /// Waits until all pending cancels and releases in a remote store are done.

@@ -97,11 +97,11 @@ impl Engine {
             .filter_map(|(index, charge)| Some((index, (charge.entry.name, charge.canonical()?.into()))))
             .collect();
         if pairs.is_empty() || first.iter().any(is_hopeless) {
-            return self.try_once(wanted, DenialCache::Use).await;
+            return self.try_once(wanted, DenialCache::of(wanted.id)).await;
         }
         let indexes: SmallVec<[usize; 4]> = pairs.iter().map(|(index, _)| *index).collect();
         let turn = self.lines.join(pairs.into_iter().map(|(_, pair)| pair).collect());
-        let (mut cache, mut last) = (DenialCache::Use, None);
+        let (mut cache, mut last) = (DenialCache::of(wanted.id), None);
         loop {
             let Some(nudges) = turn.or_alarm(None, self.clock.alarm(deadline)).await else {
                 return match last {

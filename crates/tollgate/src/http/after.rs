@@ -74,10 +74,10 @@ impl After {
         &mut self,
         answer: &ResponseHead<'_>,
     ) -> Answered<impl Future<Output = ()> + Send + 'static> {
-        for limit in &mut self.charged {
-            limit.actual = self.inner.limits.get(&limit.which).settle.by_head(answer);
-        }
-        // Only now: a function that panics has seen nothing answered.
+        let by_head = |limit: &ChargedLimit| self.inner.limits.get(&limit.which).settle.by_head(answer);
+        let actuals: SmallVec<[Option<u64>; 4]> = self.charged.iter().map(by_head).collect();
+        // Only now: if one of the functions panics, all charges stay as they were reserved.
+        self.charged.iter_mut().zip(actuals).for_each(|(limit, actual)| limit.actual = actual);
         self.is_answered = true;
         let waits =
             |applied: &AppliedLimit| applied.lease.is_some() || matches!(applied.settle, Settle::ByBytes);

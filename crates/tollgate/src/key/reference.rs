@@ -199,7 +199,7 @@ impl<'a> From<&'a Key<'_>> for KeyRef<'a> {
 
 impl From<IpAddr> for KeyRef<'_> {
     fn from(address: IpAddr) -> Self {
-        KeyRef(Given::Address(address.to_canonical()))
+        KeyRef(Given::Address(super::address::canonical(address)))
     }
 }
 
@@ -248,6 +248,7 @@ mod tests {
             (KeyRef::from(-7_i32), "-7"),
             (KeyRef::from(address("203.0.113.7")), "ip:203.0.113.7"),
             (KeyRef::from(address("::ffff:203.0.113.7")), "ip:203.0.113.7"),
+            (KeyRef::from(address("64:ff9b::203.0.113.7")), "ip:203.0.113.7"),
             (KeyRef::from(address("2001:db8::1")), "ip:2001%3Adb8%3A%3A1"),
             (
                 KeyRef::from(address("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")),

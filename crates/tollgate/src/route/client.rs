@@ -19,6 +19,7 @@ use http::header::FORWARDED;
 use ipnet::IpNet;
 
 use crate::error::Error;
+pub use crate::key::address::canonical;
 
 const X_FORWARDED_FOR: &str = "x-forwarded-for";
 
@@ -218,27 +219,6 @@ impl ClientAddress {
 impl Default for ClientAddress {
     fn default() -> ClientAddress {
         ClientAddress::peer()
-    }
-}
-
-/// The canonical form of an address: IPv4 mapped into IPv6 (`::ffff:203.0.113.7`) or translated to it (NAT64,
-/// `64:ff9b::203.0.113.7`) is IPv4. Otherwise all IPv4 clients would share one group of IPv6.
-///
-/// ```
-/// use tollgate::route::canonical;
-/// assert_eq!(canonical("::ffff:cb00:7107".parse()?), canonical("203.0.113.7".parse()?));
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
-pub fn canonical(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => address,
-        IpAddr::V6(six) => match six.segments() {
-            [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
-                let [.., a, b, c, d] = six.octets();
-                IpAddr::from([a, b, c, d])
-            }
-            _ => address,
-        },
     }
 }
 

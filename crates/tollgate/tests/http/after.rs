@@ -111,11 +111,15 @@ async fn bytes_are_charged_as_they_are_handed_on() {
 #[tokio::test]
 async fn a_function_that_panics_gives_nothing_back() {
     for on in BOTH {
-        let (gate, _) = gate(on, |gate| gate.limit("units", window(100)).limit("bytes", window(1_000)));
+        let (gate, _) = gate(on, |gate| {
+            gate.limit("units", window(100)).limit("bytes", window(1_000)).limit("logins", window(5))
+        });
         let (service, _) = serve(&gate, |layer| {
             let units = RouteLimit::new("units", KeyExtractor::ip()).cost(10);
             layer
                 .limit(RouteLimit::new("bytes", KeyExtractor::ip()).cost(300).settle_by_bytes_sent())
+                // Regression: what a function before it had said was given back.
+                .limit(RouteLimit::new("logins", KeyExtractor::ip()).count_if(|status| status == 401))
                 .limit(units.settle_by(|_| panic!("a mistake of the service's own")))
         });
         let asked = tokio::spawn(async move { head_of(&service, get("/")).await.status() });
@@ -123,6 +127,32 @@ async fn a_function_that_panics_gives_nothing_back() {
         settle().await;
         assert_eq!(used(&gate, "units", "ip:192.0.2.1").await, 10, "{on:?}");
         assert_eq!(used(&gate, "bytes", "ip:192.0.2.1").await, 300, "{on:?}");
+        assert_eq!(used(&gate, "logins", "ip:192.0.2.1").await, 1, "{on:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_function_that_panics_before_the_charge_charges_nothing() {
+    for on in BOTH {
+        for number in 0..3 {
+            let (gate, _) = gate(on, |gate| gate.limit("first", window(9)).limit("second", window(9)));
+            let (service, inside) = serve(&gate, |layer| {
+                let fails = match number {
+                    0 => RouteLimit::choose(
+                        |_| -> Option<&'static str> { panic!("a mistake") },
+                        KeyExtractor::ip(),
+                    ),
+                    1 => RouteLimit::new("second", KeyExtractor::ip()).cost_by(|_| panic!("a mistake")),
+                    _ => RouteLimit::new("second", KeyExtractor::function("user", |_| panic!("a mistake"))),
+                };
+                layer.limit(RouteLimit::new("first", KeyExtractor::ip())).limit(fails)
+            });
+            let asked = tokio::spawn(async move { head_of(&service, get("/")).await.status() });
+            assert!(asked.await.expect_err("it panics").is_panic(), "{on:?} {number}");
+            settle().await;
+            assert_eq!(used(&gate, "first", "ip:192.0.2.1").await, 0, "{on:?} {number}");
+            assert_eq!(inside.calls.load(std::sync::atomic::Ordering::Relaxed), 0, "it does not pass");
+        }
     }
 }
 

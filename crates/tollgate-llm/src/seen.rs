@@ -15,7 +15,7 @@ use crate::plan::Planned;
 use crate::usage::Usage;
 
 /// How many minutes sums are kept for, how many ratios and waits, and how many times at which a group was parked.
-pub(super) const MINUTES: usize = 60;
+pub(crate) const MINUTES: usize = 60;
 const REMEMBERED: usize = 128;
 const PARKED: usize = 32;
 
@@ -24,10 +24,10 @@ const ONE: u64 = 1_000;
 
 /// Sums of the last so many stretches of time, each of so many seconds.
 #[derive(Clone, Debug)]
-pub(super) struct Sums<const SECONDS: u64, const N: usize>([(u64, u64); N]);
+pub(crate) struct Sums<const SECONDS: u64, const N: usize>([(u64, u64); N]);
 
 /// Of the last hour.
-pub(super) type Minutes = Sums<60, MINUTES>;
+pub(crate) type Minutes = Sums<60, MINUTES>;
 
 impl<const SECONDS: u64, const N: usize> Default for Sums<SECONDS, N> {
     fn default() -> Self {
@@ -45,7 +45,7 @@ impl<const SECONDS: u64, const N: usize> Sums<SECONDS, N> {
         usize::try_from(stretch % N as u64).unwrap_or(0)
     }
 
-    pub(super) fn add(&mut self, now: Micros, count: u64) {
+    pub(crate) fn add(&mut self, now: Micros, count: u64) {
         let stretch = Self::stretch(now);
         let place = &mut self.0[Self::place(stretch)];
         if place.0 != stretch {
@@ -55,7 +55,7 @@ impl<const SECONDS: u64, const N: usize> Sums<SECONDS, N> {
     }
 
     /// Each of the last stretches, the one that runs last.
-    pub(super) fn series(&self, now: Micros) -> Vec<u64> {
+    pub(crate) fn series(&self, now: Micros) -> Vec<u64> {
         let stretch = Self::stretch(now);
         let first = (stretch + 1).saturating_sub(N as u64);
         let of = |stretch: u64| {
@@ -65,14 +65,14 @@ impl<const SECONDS: u64, const N: usize> Sums<SECONDS, N> {
         (first..=stretch).map(of).collect()
     }
 
-    pub(super) fn sum(&self, now: Micros) -> u64 {
+    pub(crate) fn sum(&self, now: Micros) -> u64 {
         self.series(now).into_iter().fold(0, u64::saturating_add)
     }
 }
 
 /// Tokens of the last five minutes, hour and day.
 #[derive(Debug, Default)]
-pub(super) struct Tokens {
+pub(crate) struct Tokens {
     recent: Sums<5, 60>,
     hour: Minutes,
     day: Sums<900, 96>,
@@ -86,15 +86,15 @@ impl Tokens {
     }
 
     /// For each range the seconds of a stretch and the sums, oldest first.
-    pub(super) fn series(&self, now: Micros) -> [(u64, Vec<u64>); 3] {
+    pub(crate) fn series(&self, now: Micros) -> [(u64, Vec<u64>); 3] {
         [(5, self.recent.series(now)), (60, self.hour.series(now)), (900, self.day.series(now))]
     }
 }
 
-pub(super) type Newest = Ring<REMEMBERED>;
+pub(crate) type Newest = Ring<REMEMBERED>;
 
 /// The values that so many of a hundred are not above, and how many there are.
-pub(super) fn percentiles<const N: usize>(
+pub(crate) fn percentiles<const N: usize>(
     newest: &Newest,
     of_hundred: [usize; N],
 ) -> Option<([u64; N], usize)> {
@@ -104,68 +104,68 @@ pub(super) fn percentiles<const N: usize>(
 }
 
 #[derive(Debug, Default)]
-pub(super) struct OfModel {
-    pub(super) input: Tokens,
-    pub(super) output: Tokens,
-    pub(super) refused: Minutes,
-    pub(super) ratios: Newest,
-    pub(super) is_exact: bool,
+pub(crate) struct OfModel {
+    pub(crate) input: Tokens,
+    pub(crate) output: Tokens,
+    pub(crate) refused: Minutes,
+    pub(crate) ratios: Newest,
+    pub(crate) is_exact: bool,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct OfGroup {
-    pub(super) limited: Minutes,
+pub(crate) struct OfGroup {
+    pub(crate) limited: Minutes,
     /// Whether its provider has ever reported how its limits stand.
-    pub(super) has_reported: bool,
+    pub(crate) has_reported: bool,
 }
 
 /// A time for which the provider asked not to use a group.
 #[derive(Clone, Debug)]
-pub(super) struct ParkedTime {
-    pub(super) group: String,
-    pub(super) from: Micros,
-    pub(super) to: Micros,
+pub(crate) struct ParkedTime {
+    pub(crate) group: String,
+    pub(crate) from: Micros,
+    pub(crate) to: Micros,
 }
 
 #[derive(Debug)]
-pub(super) struct Open {
+pub(crate) struct Open {
     since: Micros,
     charges: Vec<(String, u64)>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Waiter {
-    pub(super) model: String,
-    pub(super) quota: String,
-    pub(super) client: String,
-    pub(super) priority: Priority,
-    pub(super) joined: Micros,
-    pub(super) deadline: Micros,
-    pub(super) tokens: u64,
-    pub(super) charges: Vec<Planned>,
+pub(crate) struct Waiter {
+    pub(crate) model: String,
+    pub(crate) quota: String,
+    pub(crate) client: String,
+    pub(crate) priority: Priority,
+    pub(crate) joined: Micros,
+    pub(crate) deadline: Micros,
+    pub(crate) tokens: u64,
+    pub(crate) charges: Vec<Planned>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
-    pub(super) last: u64,
-    pub(super) models: HashMap<String, OfModel>,
-    pub(super) clients: HashMap<String, Minutes>,
-    pub(super) groups: HashMap<String, OfGroup>,
-    pub(super) open: HashMap<u64, Open>,
-    pub(super) waiting: BTreeMap<u64, Waiter>,
-    pub(super) waits: Newest,
-    pub(super) sums: [Minutes; 5],
+pub(crate) struct State {
+    pub(crate) last: u64,
+    pub(crate) models: HashMap<String, OfModel>,
+    pub(crate) clients: HashMap<String, Minutes>,
+    pub(crate) groups: HashMap<String, OfGroup>,
+    pub(crate) open: HashMap<u64, Open>,
+    pub(crate) waiting: BTreeMap<u64, Waiter>,
+    pub(crate) waits: Newest,
+    pub(crate) sums: [Minutes; 5],
     /// Refusals of providers, for their limits, that reached a caller.
-    pub(super) passed_on: Minutes,
+    pub(crate) passed_on: Minutes,
     /// Oldest first.
-    pub(super) parked: VecDeque<ParkedTime>,
+    pub(crate) parked: VecDeque<ParkedTime>,
 }
 
 /// The record of all calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    pub(super) clock: Clock,
-    pub(super) state: Arc<Mutex<State>>,
+    pub(crate) clock: Clock,
+    pub(crate) state: Arc<Mutex<State>>,
 }
 
 /// A call that comes in.
@@ -354,7 +354,7 @@ impl Drop for SeenOpen {
 
 impl Seen {
     /// What calls in flight have reserved of a limit within its window.
-    pub(super) fn reserved(&self, limit: &str, window: Micros, now: Micros) -> u64 {
+    pub(crate) fn reserved(&self, limit: &str, window: Micros, now: Micros) -> u64 {
         let state = self.state.lock();
         let fresh = state.open.values().filter(|open| now.saturating_sub(open.since) < window);
         let of_limit = fresh.flat_map(|open| &open.charges).filter(|(name, _)| name == limit);
