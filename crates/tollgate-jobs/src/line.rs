@@ -15,6 +15,7 @@ use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use crate::error::Error;
+use crate::limits::LONGEST_SLEEP;
 use crate::plan::Plan;
 use crate::wake::Wake;
 
@@ -401,7 +402,7 @@ impl Line {
         sqlx::query(self.sql(text))
             .bind(key)
             .bind(label)
-            .bind(micros(wait))
+            .bind(micros(wait.min(LONGEST_SLEEP)))
             .bind(reason)
             .execute(&self.pool)
             .await?;
