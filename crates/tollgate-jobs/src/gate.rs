@@ -20,6 +20,7 @@ mod status;
 mod turn;
 mod undeclared;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -35,7 +36,8 @@ use crate::history::History;
 use crate::job::Job;
 use crate::limits::{JobsConfig, OnExceeded};
 use crate::line::{Line, Taken};
-use crate::plan::{Lacks, Plan};
+use crate::metrics;
+use crate::plan::{Lacks, Plan, PlannedCharge};
 use crate::policy::Jobs;
 use crate::wake::{Wake, Wakes};
 
@@ -126,7 +128,10 @@ impl JobGate {
         let over = self.inner.overrides.over(&policy);
         self.inner.tollgate.reload(over.clone())?;
         *applied = Some((policy, over));
-        *self.inner.jobs.write() = Arc::new(jobs);
+        let keys = labels(jobs.config());
+        let before = std::mem::replace(&mut *self.inner.jobs.write(), Arc::new(jobs));
+        // Nobody sets the gauges of a key that has no policy any more.
+        labels(before.config()).difference(&keys).for_each(|key| metrics::status(key, 0, 0, 0));
         self.changed();
         Ok(())
     }
@@ -173,6 +178,16 @@ impl JobGate {
             let behaviour =
                 if *on_exceeded == OnExceeded::Skip { OnExceeded::Skip } else { OnExceeded::Reject };
             return self.end(plan, behaviour, Over { limit, label }, true).await;
+        }
+        if let Some(charge) = self.too_large(plan) {
+            let PlannedCharge { limit, cost, .. } = charge;
+            tracing::error!(
+                job_type = plan.job_type,
+                limit,
+                cost,
+                "a job can never run: it costs more than this limit ever holds"
+            );
+            return self.end(plan, charge.ends_as(), Over::of(charge), true).await;
         }
         // Whether one that a limit may end is a newcomer is found out by a look.
         if !plan.may_end() && self.inner.batcher.is_crowded(plan) {
@@ -337,6 +352,11 @@ impl std::fmt::Debug for JobGate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("JobGate").field("jobs", &self.inner.jobs.read()).finish_non_exhaustive()
     }
+}
+
+/// The keys of all policies.
+fn labels(jobs: &JobsConfig) -> BTreeSet<String> {
+    jobs.scopes().filter_map(|(scope, _)| Some(scope.key().ok()?.into_canonical())).collect()
 }
 
 /// The limits that policies name must be there.

@@ -20,6 +20,10 @@ use crate::error::Error;
 /// How long a delayed job sleeps at most by default before it is looked at again.
 pub(crate) const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(300);
 
+/// No sleep and no closed key lasts longer, whatever a policy or the remote side says: times beyond what PostgreSQL has would fail every
+/// ack, and with it the worker.
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(366 * 86_400);
+
 /// How long a lease of a running job lasts by default if it is not renewed.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 

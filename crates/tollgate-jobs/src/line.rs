@@ -7,6 +7,7 @@
 
 mod survey;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -15,6 +16,7 @@ use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use crate::error::Error;
+use crate::limits::LONGEST_SLEEP;
 use crate::plan::Plan;
 use crate::wake::Wake;
 
@@ -351,6 +353,37 @@ impl Line {
         Ok((count, in_hands))
     }
 
+    /// Takes jobs out of all lines that were removed or ended while they waited: those behind them would wait for their units, too. Answers
+    /// how many, and their lines.
+    pub(crate) async fn forget_ended(&self, wake: &dyn Wake) -> Result<(u64, Vec<Uuid>), Error> {
+        let failed = |error| Error::database("taking removed jobs out of the line", error);
+        let text = "with gone as (delete from {prefix}job_waiting where job = any($1))
+            delete from {prefix}job_line where job = any($1) returning key";
+        let (mut count, mut lines, mut behind) = (0, BTreeSet::new(), (i64::MIN, String::new()));
+        loop {
+            let waiting = self.sleepers(&Called::All, &behind).await.map_err(failed)?;
+            let is_last = waiting.len() < CALLED_AT_ONCE;
+            if let Some((job, slot_us)) = waiting.last() {
+                behind = (*slot_us, job.clone());
+            }
+            let jobs: Vec<String> = waiting.into_iter().map(|(job, _)| job).collect();
+            let ended = if jobs.is_empty() { Vec::new() } else { wake.ended(&jobs).await? };
+            if !ended.is_empty() {
+                let left: Vec<Uuid> = sqlx::query_scalar(self.sql(text))
+                    .bind(&ended)
+                    .fetch_all(&self.pool)
+                    .await
+                    .map_err(failed)?;
+                lines.extend(left);
+                count += u64::try_from(ended.len()).unwrap_or(0);
+            }
+            if is_last {
+                return Ok((count, lines.into_iter().collect()));
+            }
+            tokio::time::sleep(CALLED_EVERY).await;
+        }
+    }
+
     /// The next jobs that sleep, behind one of them, in the order of their slots.
     async fn sleepers(
         &self,
@@ -401,7 +434,7 @@ impl Line {
         sqlx::query(self.sql(text))
             .bind(key)
             .bind(label)
-            .bind(micros(wait))
+            .bind(micros(wait.min(LONGEST_SLEEP)))
             .bind(reason)
             .execute(&self.pool)
             .await?;

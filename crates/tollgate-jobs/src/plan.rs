@@ -10,7 +10,9 @@ use tollgate_kernel::Cost;
 use uuid::Uuid;
 
 use crate::job::{Job, filled};
-use crate::limits::{DEFAULT_MAX_DELAY, JobLimits, JobScope, MissingField, OnExceeded, SHARED_KEY};
+use crate::limits::{
+    DEFAULT_MAX_DELAY, JobLimits, JobScope, LONGEST_SLEEP, MissingField, OnExceeded, SHARED_KEY,
+};
 use crate::policy::Jobs;
 
 /// All that one run of a job is charged.
@@ -88,6 +90,11 @@ impl PlannedCharge {
         self.on_exceeded > OnExceeded::Delay
     }
 
+    /// How a job ends that can never run because of this limit: one that was to wait does not end in silence.
+    pub(crate) fn ends_as(&self) -> OnExceeded {
+        if self.on_exceeded == OnExceeded::Skip { OnExceeded::Skip } else { OnExceeded::Reject }
+    }
+
     pub(crate) fn charge(&self) -> Charge<'_> {
         Charge::new(&self.limit, self.key()).cost(self.cost)
     }
@@ -107,7 +114,7 @@ impl Plan {
             let cost = *cost.get_or_insert_with(|| jobs.cost_of(job));
             plan.add(scope, limits, job, cost, &is_concurrency);
             max_delay = shortest(max_delay, limits.max_delay);
-            plan.max_delay = max_delay.unwrap_or(DEFAULT_MAX_DELAY);
+            plan.max_delay = max_delay.unwrap_or(DEFAULT_MAX_DELAY).min(LONGEST_SLEEP);
         }
         plan
     }

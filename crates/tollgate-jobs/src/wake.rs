@@ -31,6 +31,14 @@ pub trait Wake: Send + Sync {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
+    /// Those of these jobs that are not to run any more: somebody removed or ended them while they waited.
+    fn ended<'a>(
+        &'a self,
+        _jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<String>, Error>> + Send + 'a>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
     /// A job came long before it was to, or some time has passed. The job may have been called; or the framework does not keep the times
     /// that it is given, which is looked into here.
     fn came_early(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -74,6 +82,18 @@ impl Wake for ApalisRows {
         Box::pin(async move {
             let found = sqlx::query_scalar(text).bind(jobs).fetch_all(&self.pool).await;
             found.map_err(|error| Error::database("looking for jobs that workers have", error))
+        })
+    }
+
+    fn ended<'a>(
+        &'a self,
+        jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<String>, Error>> + Send + 'a>> {
+        let text = "select u.id from unnest($1::text[]) as u(id) where not exists (select from apalis.jobs j where j.id = u.id
+            and (j.status in ('Pending', 'Queued', 'Running') or (j.status = 'Failed' and j.attempts < j.max_attempts)))";
+        Box::pin(async move {
+            let found = sqlx::query_scalar(text).bind(jobs).fetch_all(&self.pool).await;
+            found.map_err(|error| Error::database("looking for jobs that were removed", error))
         })
     }
 }

@@ -223,6 +223,13 @@ impl Wake for ApalisWake {
         self.rows.in_hands(jobs)
     }
 
+    fn ended<'a>(
+        &'a self,
+        jobs: &'a [String],
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<String>, Error>> + Send + 'a>> {
+        self.rows.ended(jobs)
+    }
+
     /// Without the trigger a delayed job comes back at once, again and again.
     fn came_early(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         {

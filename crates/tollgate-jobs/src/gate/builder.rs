@@ -44,6 +44,7 @@ impl JobGateBuilder {
         metrics::describe();
         gate.look_at_overrides().await;
         tokio::spawn(housekeeping::keep_house(gate.downgrade()));
+        tokio::spawn(housekeeping::forget_ended(gate.downgrade()));
         tokio::spawn(overrides::follow(gate.downgrade()));
         Ok(gate)
     }

@@ -110,7 +110,10 @@ impl JobGate {
         let waiters: Vec<Option<Waiter<'_>>> = plans
             .iter()
             .enumerate()
-            .map(|(index, plan)| wait_in_line(index, plan, &[], &mut survey, &mut places))
+            .map(|(index, plan)| {
+                let takes_place = self.too_large(plan).is_none();
+                takes_place.then(|| wait_in_line(index, plan, &[], &mut survey, &mut places)).flatten()
+            })
             .collect();
         // A newcomer that a limit may end is put off only if none does.
         let ends = |waiter: &Waiter<'_>| waiter.waited.is_none() && waiter.plan.may_end();
@@ -153,6 +156,7 @@ impl JobGate {
         let waiters: Vec<Waiter<'_>> = plans
             .iter()
             .enumerate()
+            .filter(|(_, plan)| self.too_large(plan).is_none())
             .filter_map(|(index, plan)| {
                 let waiter = wait_in_line(index, plan, sleep.denied(index), &mut survey, &mut places)?;
                 let closed = waiter.closed.while_blocked(self.blocked(plan), plan);

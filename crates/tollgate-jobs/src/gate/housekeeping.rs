@@ -25,6 +25,9 @@ const WRITTEN_EVERY: Duration = Duration::from_secs(5);
 const GAUGES_EVERY: u32 = 3;
 const CLEANUP_EVERY: u32 = 120;
 
+/// How often it is looked for jobs that were removed while they waited.
+const FORGOTTEN_EVERY: Duration = Duration::from_secs(60);
+
 impl JobGate {
     /// Calls all jobs that sleep, because what holds them up has changed. If they cannot be called, that is tried again in the background: the
     /// change itself is made.
@@ -83,6 +86,21 @@ impl JobGate {
         Ok(rows)
     }
 
+    /// Forgets jobs that were removed from the framework, or ended there, while they waited in line, and calls those behind them. Answers how
+    /// many. A task of the gate does so every minute.
+    pub async fn forget_ended(&self) -> Result<u64, Error> {
+        let Some(wake) = self.wake() else { return Ok(0) };
+        let (count, lines) = self.inner.line.forget_ended(&*wake).await?;
+        if count > 0 {
+            tracing::info!(
+                jobs = count,
+                "jobs that were removed or ended elsewhere are taken out of the line"
+            );
+            self.call(&Called::Of { lines, label: None }).await?;
+        }
+        Ok(count)
+    }
+
     /// Calls the first jobs of these lines: something was released.
     pub(crate) async fn call_next(&self, lines: &[Uuid]) {
         let Some(wake) = self.wake() else { return };
@@ -121,6 +139,17 @@ async fn call_when_put_back(gate: WeakGate, mut jobs: Vec<String>) {
             (Err(error), _) | (_, Err(error)) => {
                 tracing::debug!(%error, "waiting jobs cannot be called; that is tried again");
             }
+        }
+    }
+}
+
+/// Takes removed jobs out of the line for as long as the gate is there.
+pub(super) async fn forget_ended(gate: WeakGate) {
+    loop {
+        tokio::time::sleep(FORGOTTEN_EVERY).await;
+        let Some(gate) = gate.upgrade() else { return };
+        if let Err(error) = gate.forget_ended().await {
+            tracing::warn!(%error, "jobs that were removed cannot be taken out of the line; that is tried again");
         }
     }
 }

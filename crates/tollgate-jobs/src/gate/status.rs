@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::JobGate;
 use crate::error::Error;
-use crate::limits::{JobScope, JobsConfig};
+use crate::limits::{JobScope, JobsConfig, LONGEST_SLEEP};
 use crate::line::{BY_HAND, Called, ClosedKey};
 use crate::metrics;
 use crate::plan::{closable, line_of};
@@ -38,10 +38,16 @@ pub struct JobStatus {
 
 impl JobGate {
     /// Closes a key for some time, for all workers: no job that is charged to it starts. A key that is closed already stays
-    /// closed for the longer of both. `key` is `job:<type>`, `queue:<name>`, `global`, one value of what splits them
+    /// closed for the longer of both, of 366 days at most. `key` is `job:<type>`, `queue:<name>`, `global`, one value of what splits them
     /// (`job:<type>:<tenant>`), or the key of a limit that jobs share.
     pub async fn close(&self, key: &str, wait: Duration) -> Result<(), Error> {
         let (name, label) = closing(key)?;
+        if wait > LONGEST_SLEEP {
+            let days = LONGEST_SLEEP.as_secs() / 86_400;
+            return Err(Error::new(format!(
+                "a key is closed for {days} days at most, and can be closed again"
+            )));
+        }
         let closed = self.inner.line.close(name, &label, wait, BY_HAND).await;
         closed.map_err(|error| Error::database("closing a key", error))
     }

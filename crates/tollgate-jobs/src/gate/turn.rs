@@ -64,6 +64,14 @@ impl JobGate {
         })
     }
 
+    /// Which charge of a job is larger than its limit ever holds; of several the one that ends it most strictly. Such a job takes no place: those behind it would wait for all its units.
+    pub(super) fn too_large<'a>(&self, plan: &'a Plan) -> Option<&'a PlannedCharge> {
+        let never_fits = |charge: &&PlannedCharge| {
+            charge.cost > 1 && self.numbers(charge).is_some_and(|limit| charge.cost > limit.capacity())
+        };
+        plan.charges.iter().filter(never_fits).max_by_key(|charge| charge.ends_as())
+    }
+
     /// The numbers that a charge goes by; `None` where nothing is counted or no job has to wait.
     pub(super) fn numbers(&self, charge: &PlannedCharge) -> Option<Limit> {
         let rule = self.inner.tollgate.find(&charge.limit).ok()?;

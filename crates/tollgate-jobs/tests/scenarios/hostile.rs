@@ -1,7 +1,8 @@
 //! Arguments that nobody meant, rights that are missing, a clock that steps.
 
-use tollgate_jobs::OnExceeded;
-use tollgate_jobs::{JobGate, MissingField};
+use std::time::Duration;
+
+use tollgate_jobs::{Job, JobGate, MissingField, OnExceeded};
 
 use crate::world::*;
 
@@ -22,6 +23,7 @@ fn tenants() -> Vec<String> {
     .map(str::to_owned)
     .to_vec();
     tenants.push("x".repeat(100_000));
+    tenants.push("x".repeat(10_000_000));
     tenants.push("\u{7}".repeat(1_000));
     tenants
 }
@@ -42,7 +44,7 @@ async fn hostile_arguments_lose_no_job_and_open_no_limit() {
     let all = i64::try_from(tenants.len()).unwrap() * 3 + 5;
     world.until_done(all).await;
     assert_eq!(world.number("select count(*) from starts").await, all, "each ran once");
-    // Those that no key can be made of share one counter: four tenants of three jobs, two in two seconds.
+    // Those that no key can be made of share one counter: five tenants of three jobs, two in two seconds.
     let shared = "select (extract(epoch from max(at) - min(at)) * 1000)::bigint from starts where tenant ~ '^x' or tenant is null or tenant ~ '[[:cntrl:]]'";
     let span = world.number(shared).await;
     assert!(span >= 6_000, "{span} ms");
@@ -81,6 +83,45 @@ async fn jobs_without_the_field_that_splits_a_limit_share_or_are_denied_and_none
     let expected: std::collections::BTreeMap<String, i64> =
         expected.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     assert_eq!(world.counts(by_kind).await, expected);
+}
+
+/// Somebody pushes a job that costs more than its limit ever holds, by a number in its arguments, while others wait. It is rejected at once,
+/// and takes no place: those behind it do not wait for all its units.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cost_that_never_fits_holds_up_no_others() {
+    let cost = |job: &Job<'_>| if job.arguments()["number"] == i64::MAX { u64::MAX } else { 1 };
+    let world = World::new(only("mail", rate(5, 2 * SECOND).cost(cost))).await;
+    let _worker = world.worker("q");
+    world.push_all("q", jobs("mail", 20)).await;
+    world.until("select least(1, count(*)) from tollgate_job_waiting where delays > 0", 1).await;
+    world.push_all("q", [TestJob::new("mail", i64::MAX)].into_iter().chain(jobs("mail", 10))).await;
+    world.until("select count(*) from apalis.jobs where status = 'Killed' and last_result ->> 'Err' = 'Rate limit exceeded'", 1).await;
+    world.until_done(30).await;
+    assert!(world.most_permits("jobs.type.mail", 2 * SECOND).await <= 5);
+}
+
+/// The remote side may ask for any time, and so may a policy and a person: none of them is one that PostgreSQL cannot have, which would
+/// fail the ack and end the worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn times_without_an_end_are_bounded() {
+    let endless = rate(100, HOUR).max_delay(Duration::MAX);
+    let world = World::new(only("mail", endless.clone()).job("call", endless)).await;
+    let _worker = world.worker("q");
+    let asleep = "select count(*) from apalis.jobs where status = 'Pending' and attempts = 0 and run_at > now() + interval '300 days'";
+    // One with a policy, and one without.
+    for kind in ["mail", "free"] {
+        world.push("q", [TestJob::new(kind, 1).act(Act::AskForRestMs(u64::MAX))]).await;
+    }
+    world.until(asleep, 2).await;
+    let error = world.gate.close("job:call", Duration::MAX).await.unwrap_err().to_string();
+    assert!(error.contains("a key is closed for 366 days at most"), "{error}");
+    world.gate.close("job:call", 366 * 24 * HOUR).await.unwrap();
+    world.push("q", jobs("call", 1)).await;
+    world.until(asleep, 3).await;
+    assert_eq!(world.number("select count(*) from apalis.workers").await, 1, "the worker goes on");
+    assert!(world.gate.open("job:call").await.unwrap());
+    assert!(world.gate.open("job:mail").await.unwrap());
+    world.until_done(2).await;
 }
 
 /// A type that no policy names runs without a call to the limiter: it runs while the limiter's tables are away.

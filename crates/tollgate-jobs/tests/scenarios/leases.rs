@@ -22,7 +22,7 @@ async fn until_held(world: &World, kind: &str, wanted: u64) {
     }
 }
 
-/// By an error, by a layer that ends it, by a 429 and by a panic, which ends its worker: each time the next run finds the lease free. One that
+/// By an error, by a layer that ends it, by a 429 and by a panic: each time the next run finds the lease free. One that
 /// nobody released would be held for an hour.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_is_released_however_its_run_ends() {
@@ -58,6 +58,19 @@ async fn a_lease_is_released_however_its_run_ends() {
         world.until(&format!("select count(*) from starts where kind = '{kind}' and number = 2"), 1).await;
         until_held(&world, kind, 0).await;
     }
+}
+
+/// A panic of a handler ends its worker, which is started again, and the job runs again as after a crash.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_handler_panics_is_started_again() {
+    let world = World::new(only("mail", rate(100, HOUR).concurrency(1).lease(HOUR))).await;
+    let _worker = world.worker("q");
+    world.push("q", [TestJob::new("mail", 1).act(Act::Panic)]).await;
+    world.until("select count(*) from starts", 1).await;
+    world.push("q", [TestJob::new("mail", 2)]).await;
+    world.until_done(2).await;
+    assert_eq!(world.number("select count(*) from starts where number = 1").await, 2);
+    assert_eq!(world.number("select count(*) from starts where number = 2").await, 1);
 }
 
 /// A lease that is released again changes nothing in the store, also when another run has the place.

@@ -5,8 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tollgate_jobs::METRICS;
-use tollgate_jobs::OnExceeded;
+use tollgate_jobs::{Jobs, METRICS, OnExceeded};
 
 use crate::world::*;
 
@@ -98,6 +97,10 @@ async fn every_metric_comes_through_the_exporter() {
     assert_eq!(value("tollgate_job_rate_limit_usage{key=\"global\"}"), Some(0.006), "{text}");
     assert!(value("tollgate_job_delay_seconds_count").is_some_and(|count| count >= 3.0), "{text}");
     assert!(value("tollgate_job_cleanup_rows_total").is_some_and(|rows| rows >= 1.0), "{text}");
+    // A policy that is gone leaves no jobs behind that seem to wait.
+    world.gate.reload(Jobs::new()).await.unwrap();
+    let text = exporter.render();
+    assert!(text.contains("tollgate_job_waiting{key=\"job:metrics-delay\"} 0\n"), "{text}");
     for metric in METRICS {
         assert!(text.contains(&format!("# HELP {metric} ")), "{metric} is not described\n{text}");
     }

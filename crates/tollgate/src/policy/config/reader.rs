@@ -164,18 +164,22 @@ impl<'t> Reader<'t> {
         self.note(section.offset, section.path.clone(), String::new(), fix);
     }
 
-    /// Records where the file is not TOML, once for each line. The line itself is not shown: it may hold a secret.
+    /// Records where the file is not TOML, once for each line. The line itself is not shown: it may hold a secret. The name of what is there twice
+    /// is.
     pub(super) fn not_toml(&mut self, errors: &[Error]) {
         for error in errors {
             let offset = error.span().map_or(self.text.len(), |span| span.start);
             let (line, _) = self.position(offset);
             if self.mistakes.iter().all(|mistake| mistake.line != line) {
-                self.note(
-                    offset,
-                    String::new(),
-                    String::new(),
-                    format!("not valid TOML: {}", error.message()),
-                );
+                let name = error.span().and_then(|span| self.text.get(span));
+                let fix = match (error.message(), name) {
+                    ("duplicate key", Some(name)) => format!(
+                        "not valid TOML: duplicate key {}; keep one of the two, or give one of them another name",
+                        Excerpt(name)
+                    ),
+                    (message, _) => format!("not valid TOML: {message}"),
+                };
+                self.note(offset, String::new(), String::new(), fix);
             }
         }
     }

@@ -256,7 +256,8 @@ fn a_file_that_is_no_toml_is_reported_by_line() {
     for (text, line, fix) in [
         ("[limits.a]\nrate = \n", 2, "not valid TOML: string values must be quoted"),
         ("[limits.a]\r\nrate = 10/s\r\n", 2, "not valid TOML"),
-        ("a = 1\na = 2\n", 2, "not valid TOML: duplicate key"),
+        ("a = 1\na = 2\n", 2, "not valid TOML: duplicate key a; keep one of the two"),
+        ("[jobs.types.mail]\n[jobs.types.mail]\n", 2, "duplicate key mail; keep one"),
         ("[limits.a\n", 1, "not valid TOML: unclosed table"),
         ("\n\nx = \"abc\n", 3, "not valid TOML: invalid basic string"),
         ("= 3", 1, "not valid TOML"),
