@@ -14,7 +14,7 @@ use tollgate::{Clock, Reservation};
 use super::feedback::parked;
 use super::planning::too_small;
 use super::renewal::Renewal;
-use super::waiting::joining;
+use super::waiting::{PlannedBy, Planning, joining};
 use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind};
 use crate::config::LlmConfig;
 use crate::count::Counted;
@@ -111,14 +111,31 @@ impl ModelLimits {
         caller: &Caller,
         within: Option<Duration>,
     ) -> Result<Vec<Admission>, Refusal> {
-        let config = self.config();
+        let started = self.inner.clock.now();
+        loop {
+            if let Some(admitted) = self.admit_planned_batch(requests, caller, within, started).await? {
+                return Ok(admitted);
+            }
+        }
+    }
+
+    /// Admits a batch by the config in place; `None` if another one has come while it waited.
+    async fn admit_planned_batch(
+        &self,
+        requests: &[ModelRequest<'_>],
+        caller: &Caller,
+        within: Option<Duration>,
+        started: Micros,
+    ) -> Result<Option<Vec<Admission>>, Refusal> {
+        let by = self.planned_by();
+        let config = by.config.clone();
         let mut batch = self.plan_batch(&config, requests, caller).await?;
         if let Some(refusal) = self.leave_out(&mut batch) {
             return Err(refusal);
         }
         let clock = &self.inner.clock;
         let within = within.unwrap_or(config.max_wait);
-        let deadline = clock.now().saturating_add(Micros::from(within));
+        let deadline = started.saturating_add(Micros::from(within));
         // Those without limits need a group that is not parked. They come first, because nothing is reserved yet that would have to wait.
         let mut unlimited = Vec::with_capacity(batch.calls.len());
         for call in &batch.calls {
@@ -135,7 +152,9 @@ impl ModelLimits {
         }
         let limited = batch.calls.iter().filter(|call| !call.plans.is_empty()).count();
         let first = batch.calls.iter().find(|call| !call.plans.is_empty());
-        let Some(model) = first.and_then(|call| config.model(&call.model)) else { return Ok(unlimited) };
+        let Some(model) = first.and_then(|call| config.model(&call.model)) else {
+            return Ok(Some(unlimited));
+        };
         let line = self.line(&config, &model.quota);
         let joining = joining(&config, caller, batch.reserved());
         let client = joining.client.clone();
@@ -149,8 +168,15 @@ impl ModelLimits {
             within: left,
             is_exact: batch.calls.iter().all(|call| call.counted.is_exact),
         });
-        let admitted = match self.wait(&line, joining, &batch.merged, left, |_| ()).await {
-            Ok(admitted) => admitted,
+        // Where nothing but other limits has changed, it keeps its place.
+        let replan = |by: &PlannedBy| {
+            let is_same = Arc::ptr_eq(&by.config, &config) && by.has_limits_of(&batch.merged);
+            Ok(is_same.then(|| batch.merged.clone()))
+        };
+        let planning = Planning { plans: batch.merged.clone(), by, started, within };
+        let admitted = match self.wait(&line, joining, planning, &mut None::<fn(&Refusal)>, replan).await {
+            Ok(Some(admitted)) => admitted,
+            Ok(None) => return Ok(None),
             Err(refusal) => {
                 waits.refused();
                 return Err(self.with_outcomes(refusal, &batch.merged).await);
@@ -184,7 +210,7 @@ impl ModelLimits {
             admission.seen = Some(waits.admitted_one(&call.model, &plan.charges, call.counted.is_exact));
             admission
         };
-        Ok(batch.calls.iter().zip(unlimited).map(&mut admission).collect())
+        Ok(Some(batch.calls.iter().zip(unlimited).map(&mut admission).collect()))
     }
 
     async fn plan_batch(
