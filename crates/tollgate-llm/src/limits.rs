@@ -3,7 +3,7 @@
 //! All limits of a call are one charge of the library: all are reserved or none. A call that must wait stands in the fair line of its
 //! quota. What is reserved is settled once with what was used: less gives the difference back where it was taken, more is charged
 //! as debt, and what cannot be proven stays charged. `planning.rs` says what a call charges, `waiting.rs` waits for it, `admission.rs` is what
-//! it gets, `batch.rs` admits several calls at once, and `feedback.rs` takes in what providers say of their limits.
+//! it gets, `settling.rs` settles it, `batch.rs` admits several calls at once, and `feedback.rs` takes in what providers say of their limits.
 
 mod admission;
 mod batch;
@@ -11,6 +11,7 @@ mod feedback;
 mod others;
 mod planning;
 mod renewal;
+mod settling;
 mod waiting;
 
 use std::collections::{HashMap, HashSet};
@@ -136,6 +137,8 @@ struct Inner {
     rotation: AtomicUsize,
     parking: Parking,
     others: Others,
+    /// How many settlements wait for their store.
+    unsettled: AtomicUsize,
 }
 
 impl ModelLimits {
@@ -159,6 +162,7 @@ impl ModelLimits {
                 rotation: AtomicUsize::new(0),
                 parking: Parking::default(),
                 others: Others::default(),
+                unsettled: AtomicUsize::new(0),
             }),
         }
     }

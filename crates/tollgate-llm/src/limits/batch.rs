@@ -14,8 +14,9 @@ use tollgate::{Clock, Reservation};
 use super::feedback::parked;
 use super::planning::too_small;
 use super::renewal::Renewal;
+use super::settling::Ending;
 use super::waiting::{PlannedBy, Planning, joining};
-use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind};
+use super::{Admission, Caller, Check, Inner, ModelLimits, Refusal, RefusalKind};
 use crate::config::LlmConfig;
 use crate::count::Counted;
 use crate::line::Line;
@@ -183,6 +184,7 @@ impl ModelLimits {
             }
         };
         let shared = Arc::new(Shared {
+            inner: self.inner.clone(),
             _renewal: Renewal::of(&admitted.plan, &admitted.reservation, clock),
             reservation: admitted.reservation,
             line,
@@ -291,6 +293,7 @@ impl ModelLimits {
 
 /// A reservation of several calls.
 struct Shared {
+    inner: Arc<Inner>,
     reservation: Reservation,
     /// Keeps its places, if it has some.
     _renewal: Option<Renewal>,
@@ -312,6 +315,10 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    async fn settle(&self, actuals: Vec<u64>) -> Result<(), tollgate::Error> {
+        self.inner.settle(&self.reservation, Ending::Actual(actuals), Some(&self.line)).await
+    }
+
     /// Adds what a call has used. The amounts of all, if it was the last.
     fn add(&self, slots: &[usize], used: &[u64]) -> Option<Vec<u64>> {
         let mut state = self.state.lock();
@@ -336,7 +343,7 @@ impl Share {
     pub(super) async fn settle(mut self, used: &[u64]) -> Result<(), tollgate::Error> {
         self.is_settled = true;
         match self.shared.add(&self.slots, used) {
-            Some(actuals) => self.shared.reservation.settle_each(&actuals).await.map(drop),
+            Some(actuals) => self.shared.settle(actuals).await,
             None => Ok(()),
         }
     }
@@ -357,7 +364,7 @@ impl Drop for Share {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let shared = self.shared.clone();
-            runtime.spawn(async move { shared.reservation.settle_each(&actuals).await.map(drop) });
+            runtime.spawn(async move { shared.settle(actuals).await });
         }
     }
 }
