@@ -133,7 +133,8 @@ impl Admission {
             let charged = usage.charged_input(plan.kind, plan.count_cache_reads);
             let mut learned = self.inner.learned.lock();
             let learned = learned.entry(self.model.clone()).or_default();
-            learned.learn(self.tokens.counted, usage.input, charged, Some(usage.output));
+            let answer = usage.output.div_ceil(self.tokens.answers.max(1));
+            learned.learn(self.tokens.counted, usage.input, charged, Some(answer));
         }
         self.note(&usage, true);
         self.apply(&usage).await

@@ -8,10 +8,10 @@ use tollgate::Policy;
 use tollgate::config::Config;
 use tollgate::store::Micros;
 use tollgate_llm::{
-    Admission, Api, Caller, LlmConfig, LlmSection, ModelRequest, Refusal, RefusalKind,
+    Admission, Api, Caller, LlmConfig, LlmSection, ModelRequest, Refusal, RefusalKind, Usage,
 };
 
-use super::{OPENAI, World, body, settle_down, used};
+use super::{INPUT, OPENAI, World, body, settle_down, used};
 
 /// The limits and the models of a config.
 fn parsed(rest: &str) -> (Policy, LlmConfig) {
@@ -197,6 +197,27 @@ async fn a_batch_that_waits_goes_by_the_new_numbers() {
     assert!(waiting.is_finished(), "there is room for both");
     assert_eq!(waiting.await.expect("no panic").expect("room"), 2);
     assert_eq!(world.left("llm.gpt-4o.rpm").await, 0);
+}
+
+/// What is learned of answers is of one answer, however many a request asks for.
+#[tokio::test]
+async fn b6_a_guess_is_of_one_answer() {
+    let world = World::openai("tpm = 1000000");
+    let reserved = async |more: &str| {
+        let body = uncapped().replace("]}", &format!("]{more}}}"));
+        let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+        let admission = world.limits.admit(&request, &Caller::default(), None).await.expect("room");
+        let reserved = admission.reserved();
+        admission
+            .settle(Usage { input: INPUT, cached: 0, output: if more.is_empty() { 40 } else { 200 } })
+            .await
+            .expect("settled");
+        reserved - INPUT
+    };
+    for _ in 0..40 {
+        reserved(",\"n\":5").await;
+    }
+    assert_eq!((reserved(",\"n\":5").await, reserved("").await), (200, 40));
 }
 
 /// Calls that are under way when the config is put in place again still make room for those who come later.
