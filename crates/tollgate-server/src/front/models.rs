@@ -57,12 +57,16 @@ pub(crate) struct Setup {
 impl Setup {
     fn of(config: &LlmConfig) -> Result<Setup, String> {
         let upstreams = config.upstreams.iter().map(Upstream::new).collect::<Result<_, String>>()?;
-        let client = |client: &tollgate_llm::ClientConfig| {
-            let key =
-                resolved(&client.key).map_err(|why| format!("llm.clients.{}.key: {why}", client.name))?;
-            Ok((client.name.clone(), Token::new(key)))
-        };
-        let clients = config.clients.iter().map(client).collect::<Result<_, String>>()?;
+        let mut clients: Vec<(String, Token)> = Vec::new();
+        for client in &config.clients {
+            let wrong = |why: &str| format!("llm.clients.{}.key: {why}", client.name);
+            let key = resolved(&client.key).map_err(|why| wrong(&why))?;
+            // Two variables may have the same key.
+            if let Some((other, _)) = clients.iter().find(|(_, token)| token.is(key.as_bytes())) {
+                return Err(wrong(&format!("it is the key of {other}, so nobody could tell the two apart")));
+            }
+            clients.push((client.name.clone(), Token::new(key)));
+        }
         Ok(Setup { config: Arc::new(config.clone()), upstreams, clients })
     }
 

@@ -112,3 +112,19 @@ fn a_limit_that_changes_under_calls_loses_nothing() {
     let check = server.post("/v1/llm/check", &chat(100, "")).body;
     assert!(check.contains("\"can_proceed\":false") && check.contains("/ 500 TPM"), "{check}");
 }
+
+/// Nobody could tell two clients apart that show one key, also where it is in two variables.
+#[test]
+fn two_clients_with_one_key_are_refused() {
+    let provider = Provider::start(openai);
+    let models = format!("{}[llm.models.gpt-4o]\nrpm = 100\n", upstream(&provider));
+    let client = |name: &str, variable: &str| format!("[llm.clients.{name}]\nkey = 'env:{variable}'\n");
+    let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate"))
+        .config(&format!("{models}{}", client("team", "TEAM_KEY")))
+        .envs(&[("TEAM_KEY", "one-and-the-same"), ("CREW_KEY", "one-and-the-same")])
+        .start();
+    server.write_config(&format!("{models}{}{}", client("team", "TEAM_KEY"), client("crew", "CREW_KEY")));
+    let answer = server.post("/v1/reload", "");
+    assert!(answer.status == 400 && answer.body.contains("llm.clients.crew.key"), "{answer:?}");
+    assert!(!answer.body.contains("one-and-the-same"), "{answer:?}");
+}
