@@ -198,7 +198,7 @@ fn clients_show_keys_of_the_gateway_and_the_provider_sees_its_own() {
     assert!(arrival.header("x-api-key").is_none() && !arrival.raw.contains("team-key"));
 }
 
-/// Where the upstream has keys of its own, nothing that a caller shows beside them says who pays. What stands behind the path is the caller's: SDKs of
+/// Where the upstream has keys of its own, nothing that a caller shows beside them names another account. What stands behind the path is the caller's: SDKs of
 /// Anthropic ask for beta features so.
 #[test]
 fn what_a_caller_shows_beside_the_providers_key_is_not_passed_on() {

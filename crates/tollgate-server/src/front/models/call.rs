@@ -231,7 +231,7 @@ impl Call<'_> {
                 Err(fault) => fault.stands(standing),
             }
             let left = self.deadline.saturating_duration_since(Instant::now());
-            let may_change = matches!(failed.again, Again::Parked | Again::Elsewhere);
+            let may_change = matches!(failed.again, Again::Parked | Again::OtherGroup);
             if may_change {
                 refused.extend(group);
             }
@@ -244,7 +244,7 @@ impl Call<'_> {
             match failed.again {
                 Again::Never | Again::NorByTheSdk => return self.give_up(failed, is_used_up),
                 _ if is_used_up => return self.give_up(failed, true),
-                Again::Parked | Again::Elsewhere if is_free => {}
+                Again::Parked | Again::OtherGroup if is_free => {}
                 Again::Parked if hint < left => {}
                 Again::Recovered if hint < left => {}
                 // A provider may ask for more than can be added to an instant.

@@ -47,7 +47,7 @@ const NOT_PASSED: [&str; 17] = [
     "forwarded",
 ];
 
-/// What names who pays at a provider. An upstream with keys of its own is shown those alone: what a caller names beside them would be another quota than
+/// What names an account at a provider. An upstream with keys of its own is shown those alone: what a caller names beside them would be another quota than
 /// the one that was charged here.
 const CALLERS_KEYS: [&str; 6] =
     ["authorization", "x-api-key", "api-key", "x-goog-api-key", "openai-organization", "openai-project"];

@@ -50,7 +50,7 @@ pub(super) enum Again {
     /// When the quota group is no longer parked, or with another one.
     Parked,
     /// With another quota group alone: the provider asks for no other attempt with this one.
-    Elsewhere,
+    OtherGroup,
     /// When this time is over.
     After(Duration),
     /// When the provider is no longer overloaded.
@@ -266,7 +266,7 @@ impl Sent<'_> {
                 let doubled = NO_HINT.saturating_mul(2_u32.saturating_pow(self.attempt - 1));
                 let wait = hints.wait().unwrap_or(doubled);
                 let again = match admission.group() {
-                    Some(_) if is_final => Again::Elsewhere,
+                    Some(_) if is_final => Again::OtherGroup,
                     Some(_) => Again::Parked,
                     None if is_final => Again::Never,
                     None => Again::After(wait),
