@@ -104,7 +104,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     if wants(Part::Wake) {
         wake::run(&program);
     }
-    if options.litellm && wants(Part::Judged) {
+    if wants(Part::Judged) && (options.litellm || options.only == Some(Part::Judged)) {
         litellm::judged(&program)?;
     }
     Ok(())
@@ -115,10 +115,12 @@ fn latency(options: &Options, program: &Path, upstream: SocketAddr) -> Result<()
     let gateway = gateway(program, upstream, "rpm = 100000000\ntpm = 100000000000");
     let mut contestants =
         vec![Contestant::new("direct", upstream), Contestant::new("tollgate", gateway.http())];
-    let litellm = match options.litellm {
-        true => Some(LiteLlm::start(upstream, None)?),
-        false => None,
-    };
+    // Ours are measured all the same where it does not start.
+    let litellm = options.litellm.then(|| LiteLlm::start(upstream, None)).transpose();
+    let litellm = litellm.unwrap_or_else(|why| {
+        eprintln!("LiteLLM's proxy is left out: {why}");
+        None
+    });
     contestants.extend(litellm.iter().map(|proxy| Contestant::new("LiteLLM", proxy.address())));
     for contestant in &contestants {
         calls(contestant.address, options.rate, Duration::from_secs(1));

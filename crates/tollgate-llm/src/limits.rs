@@ -3,7 +3,7 @@
 //! All limits of a call are one charge of the library: all are reserved or none. A call that must wait stands in the fair line of its
 //! quota. What is reserved is settled once with what was used: less gives the difference back where it was taken, more is charged
 //! as debt, and what cannot be proven stays charged. `planning.rs` says what a call charges, `waiting.rs` waits for it, `admission.rs` is what
-//! it gets, `batch.rs` admits several calls at once, and `feedback.rs` takes in what providers say of their limits.
+//! it gets, `settling.rs` settles it, `batch.rs` admits several calls at once, and `feedback.rs` takes in what providers say of their limits.
 
 mod admission;
 mod batch;
@@ -11,6 +11,7 @@ mod feedback;
 mod others;
 mod planning;
 mod renewal;
+mod settling;
 mod waiting;
 
 use std::collections::{HashMap, HashSet};
@@ -28,7 +29,7 @@ pub use self::feedback::ReportedLeft;
 use self::feedback::parked;
 use self::others::Others;
 use self::renewal::Renewal;
-use self::waiting::joining;
+use self::waiting::{PlannedBy, Planning, joining};
 use crate::config::{Counts, LlmConfig};
 use crate::count::{Counted, Counter};
 use crate::learned::Learned;
@@ -136,6 +137,8 @@ struct Inner {
     rotation: AtomicUsize,
     parking: Parking,
     others: Others,
+    /// How many settlements wait for their store.
+    unsettled: AtomicUsize,
 }
 
 impl ModelLimits {
@@ -159,6 +162,7 @@ impl ModelLimits {
                 rotation: AtomicUsize::new(0),
                 parking: Parking::default(),
                 others: Others::default(),
+                unsettled: AtomicUsize::new(0),
             }),
         }
     }
@@ -291,24 +295,43 @@ impl ModelLimits {
         within: Option<Duration>,
         on_wait: impl FnOnce(&Refusal) + Send,
     ) -> Result<Admission, Refusal> {
-        let config = self.config();
+        let (started, mut on_wait) = (self.inner.clock.now(), Some(on_wait));
+        loop {
+            let asked = Asked { request, counted, caller, within, started };
+            if let Some(admission) = self.admit_planned(&asked, &mut on_wait).await? {
+                return Ok(admission);
+            }
+        }
+    }
+
+    /// Admits a call by the config in place; `None` if another one has given its model other limits than it waited for.
+    async fn admit_planned(
+        &self,
+        asked: &Asked<'_, '_>,
+        on_wait: &mut Option<impl FnOnce(&Refusal) + Send>,
+    ) -> Result<Option<Admission>, Refusal> {
+        let Asked { request, counted, caller, started, .. } = *asked;
+        let by = self.planned_by();
+        let config = by.config.clone();
+        let unlimited =
+            |tokens| Admission::unlimited(self.inner.clone(), tokens, counted.encoding, request.model());
         let Some(model) = self.known(&config, request)? else {
-            let tokens = self.tokens(&config, None, request, counted);
-            return Ok(Admission::unlimited(self.inner.clone(), tokens, counted.encoding, request.model()));
+            return Ok(Some(unlimited(self.tokens(&config, None, request, counted))));
         };
         let tokens = self.tokens(&config, Some(model), request, counted);
         // Providers count tokens for nothing, under a limit of its own that is none of the model's.
         if request.api() == Api::CountTokens {
-            return Ok(Admission::unlimited(self.inner.clone(), tokens, counted.encoding, request.model()));
+            return Ok(Some(unlimited(tokens)));
         }
         let plans = self.plans(&config, model, caller, tokens)?;
-        let within = within.unwrap_or(config.max_wait);
+        let within = asked.within.unwrap_or(config.max_wait);
+        let waited = Duration::from(self.inner.clock.now().saturating_sub(started));
+        let left = within.saturating_sub(waited);
         if plans.is_empty() {
-            let group = self.free_group(&config, model, within).await?;
-            let mut admission =
-                Admission::unlimited(self.inner.clone(), tokens, counted.encoding, request.model());
+            let group = self.free_group(&config, model, left).await?;
+            let mut admission = unlimited(tokens);
             (admission.quota, admission.group) = (Some(model.quota.clone()), Some(group));
-            return Ok(admission);
+            return Ok(Some(admission));
         }
         let line = self.line(&config, &model.quota);
         let planned = plans[0].tokens;
@@ -320,15 +343,22 @@ impl ModelLimits {
             priority: joining.priority,
             tokens: joining.cost,
             charges: plans.first().map_or(&[], |plan| &plan.charges),
-            within,
+            within: left,
             is_exact: counted.is_exact,
         });
-        if let Some(refusal) = self.too_long(&config, &line, &client, &plans, within) {
+        if let Some(refusal) = self.too_long(&config, &line, &client, &plans, left) {
             waits.refused();
             return Err(self.with_outcomes(refusal, &plans).await);
         }
-        let admitted = match self.wait(&line, joining, &plans, within, on_wait).await {
-            Ok(admitted) => admitted,
+        let replan = |by: &PlannedBy| {
+            let plans = self.plan_again(&by.config, asked, &model.quota)?;
+            plans.iter().flatten().take(1).for_each(|plan| waits.planned(&plan.charges));
+            Ok(plans)
+        };
+        let planning = Planning { plans: plans.clone(), by, started, within };
+        let admitted = match self.wait(&line, joining, planning, on_wait, replan).await {
+            Ok(Some(admitted)) => admitted,
+            Ok(None) => return Ok(None),
             Err(refusal) => {
                 waits.refused();
                 return Err(self.with_outcomes(refusal, &plans).await);
@@ -344,8 +374,33 @@ impl ModelLimits {
         (admission.plan, admission.held) = (Some(admitted.plan), Some(admitted.reservation));
         (admission.waited, admission.admitted_at) = (admitted.waited, admitted.at);
         (admission.window, admission.goes_first) = (config.window, admitted.goes_first);
-        Ok(admission)
+        Ok(Some(admission))
     }
+
+    /// The plans of a call that waits for this quota, by another config; `None` if its model has another quota now, or no limits.
+    fn plan_again(
+        &self,
+        config: &LlmConfig,
+        asked: &Asked<'_, '_>,
+        quota: &str,
+    ) -> Result<Option<Vec<Plan>>, Refusal> {
+        let Some(model) = self.known(config, asked.request)?.filter(|model| model.quota == quota) else {
+            return Ok(None);
+        };
+        let tokens = self.tokens(config, Some(model), asked.request, asked.counted);
+        let plans = self.plans(config, model, asked.caller, tokens)?;
+        Ok(Some(plans).filter(|plans| !plans.is_empty()))
+    }
+}
+
+/// A call that wants to be admitted.
+struct Asked<'a, 'b> {
+    request: &'a ModelRequest<'b>,
+    counted: Counted,
+    caller: &'a Caller,
+    /// For how long it waits at most, and since when.
+    within: Option<Duration>,
+    started: Micros,
 }
 
 impl fmt::Debug for ModelLimits {

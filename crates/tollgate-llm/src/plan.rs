@@ -23,6 +23,8 @@ pub(crate) struct Tokens {
     pub(crate) output: u64,
     /// Whether the output is a guess, which may be lowered to fit a limit.
     pub(crate) is_guess: bool,
+    /// How many answers it asks for, which the output is of together.
+    pub(crate) answers: u64,
 }
 
 /// One charge of a call.

@@ -275,6 +275,13 @@ impl Seen {
 }
 
 impl SeenWaiting {
+    /// It waits for other charges from now on.
+    pub(crate) fn planned(&self, charges: &[Planned]) {
+        if let Some(waiter) = self.seen.state.lock().waiting.get_mut(&self.number) {
+            waiter.charges = charges.to_vec();
+        }
+    }
+
     /// It was admitted.
     pub(crate) fn admitted(self, charges: &[Planned], waited: Duration) -> SeenOpen {
         self.waited(waited);

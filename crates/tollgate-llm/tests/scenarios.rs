@@ -2,6 +2,8 @@
 
 #[path = "scenarios/groups.rs"]
 mod groups;
+#[path = "scenarios/reloads.rs"]
+mod reloads;
 #[path = "scenarios/threads.rs"]
 mod threads;
 
@@ -574,29 +576,4 @@ async fn an_unknown_model_passes_or_is_refused() {
     let world = World::of(OPENAI, "llm.unknown_model = 'refuse'\n[llm.models.gpt-4o]\nrpm = 1");
     let refusal = world.limits.admit(&request, &Caller::default(), None).await.expect_err("refused");
     assert_eq!(refusal.kind, RefusalKind::UnknownModel);
-}
-
-/// Calls that are under way when the config is put in place again still make room for those who come later.
-#[tokio::test]
-async fn a_reload_keeps_the_line_of_open_calls() {
-    let world = World::openai("tpm = 1000");
-    let open = world.admit(900).await.expect("room");
-    let config = (*world.limits.config()).clone();
-    world.limits.reload(config.clone());
-    let waiting = tokio::spawn({
-        let world = world.clone();
-        async move { world.admit(900).await }
-    });
-    settle_down().await;
-    assert_eq!(world.limits.waiting("gpt-4o"), 1);
-    // Bounds that changed hold for a line that is in use.
-    let mut smaller = config;
-    smaller.max_waiting = 1;
-    world.limits.reload(smaller);
-    let refusal = world.admit(900).await.expect_err("the line is full");
-    assert_eq!(refusal.kind, RefusalKind::LineFull);
-    open.settle(used(100)).await.expect("settled");
-    settle_down().await;
-    assert!(waiting.is_finished(), "what was given back is seen at once");
-    waiting.await.expect("no panic").expect("room").settle(used(900)).await.expect("settled");
 }

@@ -30,7 +30,7 @@ pub struct Arrival {
     pub at: Instant,
     /// Its number, from 0.
     pub number: usize,
-    /// Its path.
+    /// Its path, with its query.
     pub path: String,
     /// Its header lines, in lower case.
     pub headers: Vec<String>,
@@ -274,7 +274,7 @@ impl State {
         let raw = String::from_utf8_lossy(&body).into_owned();
         let body: Value = serde_json::from_str(&raw).unwrap_or_default();
         let (input, output) = usage_of(&body);
-        let tokens = match path.as_str() {
+        let tokens = match path.split('?').next().unwrap_or_default() {
             "/v1/embeddings" => input,
             // Counting is free, and so is a list.
             "/v1/messages/count_tokens" | "/v1/models" => 0,

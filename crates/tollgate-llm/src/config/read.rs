@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use tollgate::Rule;
 use tollgate::config::{Field, Limits, Reader, Section};
@@ -24,13 +23,12 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
     let mut config = LlmConfig::default();
     let text = section.field("log_dir").and_then(|field| reader.text(field, "logs"));
     config.log_dir = text.map(PathBuf::from);
-    let mut span = |name, into: &mut Duration| {
-        if let Some(span) = section.field(name).and_then(|field| reader.span_or_zero(field, "60s")) {
-            *into = span;
-        }
-    };
-    span("window", &mut config.window);
-    span("max_wait", &mut config.max_wait);
+    if let Some(window) = section.field("window").and_then(|field| reader.span(field, "60s")) {
+        config.window = window;
+    }
+    if let Some(wait) = section.field("max_wait").and_then(|field| reader.span_or_zero(field, "60s")) {
+        config.max_wait = wait;
+    }
     config.margin = section.field("margin").and_then(|field| reader.span_or_zero(field, "250ms"));
     let mut whole = |name, example| section.field(name).and_then(|field| reader.whole(field, example, ""));
     if let Some(tokens) = whole("default_output_tokens", 1_000) {
@@ -57,7 +55,13 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
     }
     let clients = tables(reader, &section, "clients");
     for field in &clients {
-        config.clients.extend(read_client(reader, field, &config.models, &mut compiled));
+        let Some(client) = read_client(reader, field, &config.models, &mut compiled) else { continue };
+        if let Some(other) = config.clients.iter().find(|other| other.key == client.key) {
+            let fix =
+                format!("has the key of {}, so nobody could tell the two apart; give it its own", other.name);
+            reader.misnamed(field, fix);
+        }
+        config.clients.push(client);
     }
     for upstream in config.upstreams.iter().filter(|upstream| upstream.keys.is_empty()) {
         if let Some(field) = clients.first() {

@@ -162,7 +162,15 @@ fn mistakes_are_named_by_field_and_line() {
         ("[llm.models.x]\ntmp = 5", 5, "llm.models.x.tmp", "5", "did you mean `tpm`?"),
         ("[llm.models.x]\nupstream = 'b'", 5, "llm.models.x.upstream", "'b'", "no such upstream"),
         ("[llm.models.x]\nslice = '1s'", 5, "llm.models.x.slice", "", "divides rpm"),
+        ("[llm]\nwindow = '0s'", 5, "llm.window", "'0s'", ""),
         ("[llm]\nwindow = 60", 5, "llm.window", "60", "must be a duration in quotes"),
+        (
+            "[llm.clients.c]\nkey = 'k'\n[llm.clients.d]\nkey = 'k'",
+            6,
+            "llm.clients.d",
+            "",
+            "has the key of c",
+        ),
         ("[llm.clients.c]\nweight = 2", 4, "llm.clients.c.key", "", "is missing"),
     ] {
         let text = format!("{base}{text}");

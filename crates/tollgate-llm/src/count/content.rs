@@ -5,7 +5,7 @@
 //! | a message | 3, its role, its content, its tool calls; 1 more with a name |
 //! | the answer's beginning | 3 a request |
 //! | tools, functions, a response format | the JSON that is sent |
-//! | an image | 85 with `detail: low`, else 765; 1,600 for Anthropic |
+//! | an image, a screenshot, a generated image that is sent back | 85 with `detail: low`, else 765; 1,600 for Anthropic |
 //! | audio | 1,000 |
 //! | a file or document | 3,000 |
 //!
@@ -50,6 +50,13 @@ struct Message<'a> {
     function_call: Option<&'a RawValue>,
     #[serde(borrow, default)]
     refusal: Option<&'a RawValue>,
+    /// Of the items of the Responses API that are no messages: what a tool has answered, and an image that was generated before.
+    #[serde(borrow, default)]
+    output: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    result: Option<&'a RawValue>,
+    #[serde(borrow, default, rename = "type")]
+    kind: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -110,11 +117,21 @@ impl Content<'_> {
         for calls in [message.tool_calls, message.function_call].into_iter().flatten() {
             total = total.saturating_add(self.encoding.count(calls.get()));
         }
-        // An item of the Responses API that is no message, such as a function's output, is what is sent.
         if message.role.is_none() && message.content.is_none() {
-            total = total.saturating_add(self.encoding.count(json.get()));
+            total = total.saturating_add(self.item(&message, json));
         }
         total
+    }
+
+    /// An item of the Responses API that is no message: what is sent, but for images in it.
+    fn item(&self, item: &Message<'_>, json: &RawValue) -> u64 {
+        let kind = item.kind.map(|kind| kind.get().trim_matches('"')).unwrap_or_default();
+        match (item.output, item.result) {
+            (_, Some(_)) if kind == "image_generation_call" => OF_AN_IMAGE,
+            // Texts, images and files, or a screenshot. An output that is a text is counted with its item.
+            (Some(output), _) if output.get().starts_with(['[', '{']) => self.content(output, 0),
+            _ => self.encoding.count(json.get()),
+        }
     }
 
     /// A text, or a list of parts; null is nothing.
@@ -147,10 +164,12 @@ impl Content<'_> {
         let kind = part.kind.map(|kind| kind.get().trim_matches('"')).unwrap_or_default();
         let is_small = |json: Option<&RawValue>| json.is_some_and(|json| json.get().contains("\"low\""));
         match (kind, part.text.or(part.thinking), part.content) {
-            ("image_url" | "input_image", ..) if is_small(part.image_url) || is_small(part.detail) => {
+            ("image_url" | "input_image" | "computer_screenshot", ..)
+                if is_small(part.image_url) || is_small(part.detail) =>
+            {
                 OF_A_SMALL_IMAGE
             }
-            ("image_url" | "input_image", ..) => OF_AN_IMAGE,
+            ("image_url" | "input_image" | "computer_screenshot", ..) => OF_AN_IMAGE,
             ("image", ..) => OF_AN_ANTHROPIC_IMAGE,
             ("input_audio" | "audio", ..) => OF_AUDIO,
             ("file" | "input_file" | "document", ..) => OF_A_FILE,
@@ -227,6 +246,34 @@ mod tests {
         ] {
             assert_eq!(chat(content) - nothing, more, "{content}");
         }
+        let items = |items: &str| {
+            count(Api::Responses, &format!(r#"{{"model":"gpt-4o","input":[{items}]}}"#)) - OF_THE_ANSWER
+        };
+        let image = "A".repeat(200_000);
+        for (item, expected) in [
+            (
+                format!(
+                    r#"{{"type":"function_call_output","call_id":"c","output":[{{"type":"input_image","image_url":"data:image/png;base64,{image}"}},{{"type":"input_text","text":"hello world"}}]}}"#
+                ),
+                3 + 765 + 2,
+            ),
+            (
+                format!(
+                    r#"{{"type":"computer_call_output","call_id":"c","output":{{"type":"computer_screenshot","image_url":"data:image/png;base64,{image}"}}}}"#
+                ),
+                3 + 765,
+            ),
+            (
+                format!(
+                    r#"{{"type":"image_generation_call","id":"i","status":"completed","result":"{image}"}}"#
+                ),
+                3 + 765,
+            ),
+        ] {
+            assert_eq!(items(&item), expected, "{}", &item[..60]);
+        }
+        let text = r#"{"type":"function_call_output","call_id":"c","output":"hello world"}"#;
+        assert_eq!(items(text), 3 + Encoding::O200k.count(text), "a text is what is sent");
         // What is nested without end is counted as it is written, and ends.
         let deep =
             format!("{}{}", r#"[{"type":"x","content":"#.repeat(60), "1".to_owned() + &"}]".repeat(60));

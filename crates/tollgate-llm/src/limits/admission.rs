@@ -9,6 +9,7 @@ use tollgate::store::Micros;
 
 use super::batch::Share;
 use super::renewal::Renewal;
+use super::settling::Ending;
 use super::{Inner, Standing, TTL, standing};
 use crate::config::{Counts, UpstreamKind};
 use crate::count::Encoding;
@@ -132,7 +133,8 @@ impl Admission {
             let charged = usage.charged_input(plan.kind, plan.count_cache_reads);
             let mut learned = self.inner.learned.lock();
             let learned = learned.entry(self.model.clone()).or_default();
-            learned.learn(self.tokens.counted, usage.input, charged, Some(usage.output));
+            let answer = usage.output.div_ceil(self.tokens.answers.max(1));
+            learned.learn(self.tokens.counted, usage.input, charged, Some(answer));
         }
         self.note(&usage, true);
         self.apply(&usage).await
@@ -167,7 +169,7 @@ impl Admission {
             return share.cancel().await;
         }
         match self.held.take() {
-            Some(held) => held.cancel().await.map(drop),
+            Some(held) => self.inner.settle(&held, Ending::Unused, self.line.as_ref()).await,
             None => Ok(()),
         }
     }
@@ -200,27 +202,35 @@ impl Admission {
         match &self.produced {
             Some(Produced { held: Some(held), plan, settled, .. }) => {
                 let actuals = vec![output.saturating_sub(*settled); plan.charges.len()];
-                held.settle_each(&actuals).await?;
+                self.inner.settle(held, Ending::Actual(actuals), self.line.as_ref()).await?;
             }
             // Nothing is held that could take it: it is charged with what comes next.
             Some(Produced { held: None, .. }) => {}
             None => {
                 if let Some(held) = self.held.take() {
-                    held.settle_each(&plan.actuals(&Usage { output, ..input })).await?;
+                    let actuals = plan.actuals(&Usage { output, ..input });
+                    self.inner.settle(&held, Ending::Actual(actuals), self.line.as_ref()).await?;
                 }
             }
         }
         let has_settled = self.produced.as_ref().is_none_or(|produced| produced.held.is_some());
         let settled = if has_settled { output } else { settled };
         let next = plan.of_output(self.tokens.output.saturating_sub(output));
-        let held = match self.inner.gate.reserve(&next.charges(), TTL).await? {
-            Ok(held) => Some(held),
-            // The answer goes on all the same. One token is enough to charge the rest to, as debt.
-            Err(_) => self.inner.gate.reserve(&plan.of_output(1).charges(), TTL).await?.ok(),
-        };
+        let reserved = self.reserve_more(&plan, &next).await;
+        let held = reserved.as_ref().ok().cloned().flatten();
+        // Also where the store does not answer: it is asked again after a while, and not after every event.
         self.produced = Some(Produced { held, plan: next, settled, since: now });
         self.nudge();
-        Ok(())
+        reserved.map(drop)
+    }
+
+    /// Reserves what is still expected; `None` if there is no room.
+    async fn reserve_more(&self, plan: &Plan, next: &Plan) -> Result<Option<Reservation>, tollgate::Error> {
+        match self.inner.gate.reserve(&next.charges(), TTL).await? {
+            Ok(held) => Ok(Some(held)),
+            // The answer goes on all the same. One token is enough to charge the rest to, as debt.
+            Err(_) => Ok(self.inner.gate.reserve(&plan.of_output(1).charges(), TTL).await?.ok()),
+        }
     }
 
     async fn apply(mut self, usage: &Usage) -> Result<(), tollgate::Error> {
@@ -235,7 +245,10 @@ impl Admission {
             return self.settle_rest(&produced, usage.output).await;
         }
         match (plan, self.held.take()) {
-            (Some(plan), Some(held)) => held.settle_each(&plan.actuals(usage)).await.map(drop),
+            (Some(plan), Some(held)) => {
+                let actuals = Ending::Actual(plan.actuals(usage));
+                self.inner.settle(&held, actuals, self.line.as_ref()).await
+            }
             _ => Ok(()),
         }
     }
@@ -243,16 +256,16 @@ impl Admission {
     /// Charges the output that is not charged yet. If nothing is held for it, it is charged as soon as there is room for one token.
     async fn settle_rest(&self, produced: &Produced, output: u64) -> Result<(), tollgate::Error> {
         let more = output.saturating_sub(produced.settled);
-        let actuals = vec![more; produced.plan.charges.len()];
+        let actuals = Ending::Actual(vec![more; produced.plan.charges.len()]);
         if let Some(held) = &produced.held {
-            return held.settle_each(&actuals).await.map(drop);
+            return self.inner.settle(held, actuals, self.line.as_ref()).await;
         }
         if more == 0 {
             return Ok(());
         }
         let one = produced.plan.of_output(1);
         match self.inner.gate.reserve_within(&one.charges(), TTL, self.window.saturating_mul(2)).await? {
-            Ok(held) => held.settle_each(&actuals).await.map(drop),
+            Ok(held) => self.inner.settle(&held, actuals, self.line.as_ref()).await,
             Err(_) => Ok(()),
         }
     }
@@ -277,8 +290,8 @@ impl Drop for Admission {
             && plan.has_place()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let actuals = plan.as_reserved();
-            runtime.spawn(async move { held.settle_each(&actuals).await.map(drop) });
+            let (inner, actuals) = (self.inner.clone(), Ending::Actual(plan.as_reserved()));
+            runtime.spawn(async move { inner.settle(&held, actuals, None).await });
         }
         self.line.iter().for_each(|line| line.settled());
     }

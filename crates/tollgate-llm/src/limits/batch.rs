@@ -14,8 +14,9 @@ use tollgate::{Clock, Reservation};
 use super::feedback::parked;
 use super::planning::too_small;
 use super::renewal::Renewal;
-use super::waiting::joining;
-use super::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind};
+use super::settling::Ending;
+use super::waiting::{PlannedBy, Planning, joining};
+use super::{Admission, Caller, Check, Inner, ModelLimits, Refusal, RefusalKind};
 use crate::config::LlmConfig;
 use crate::count::Counted;
 use crate::line::Line;
@@ -111,14 +112,31 @@ impl ModelLimits {
         caller: &Caller,
         within: Option<Duration>,
     ) -> Result<Vec<Admission>, Refusal> {
-        let config = self.config();
+        let started = self.inner.clock.now();
+        loop {
+            if let Some(admitted) = self.admit_planned_batch(requests, caller, within, started).await? {
+                return Ok(admitted);
+            }
+        }
+    }
+
+    /// Admits a batch by the config in place; `None` if another one has come while it waited.
+    async fn admit_planned_batch(
+        &self,
+        requests: &[ModelRequest<'_>],
+        caller: &Caller,
+        within: Option<Duration>,
+        started: Micros,
+    ) -> Result<Option<Vec<Admission>>, Refusal> {
+        let by = self.planned_by();
+        let config = by.config.clone();
         let mut batch = self.plan_batch(&config, requests, caller).await?;
         if let Some(refusal) = self.leave_out(&mut batch) {
             return Err(refusal);
         }
         let clock = &self.inner.clock;
         let within = within.unwrap_or(config.max_wait);
-        let deadline = clock.now().saturating_add(Micros::from(within));
+        let deadline = started.saturating_add(Micros::from(within));
         // Those without limits need a group that is not parked. They come first, because nothing is reserved yet that would have to wait.
         let mut unlimited = Vec::with_capacity(batch.calls.len());
         for call in &batch.calls {
@@ -135,7 +153,9 @@ impl ModelLimits {
         }
         let limited = batch.calls.iter().filter(|call| !call.plans.is_empty()).count();
         let first = batch.calls.iter().find(|call| !call.plans.is_empty());
-        let Some(model) = first.and_then(|call| config.model(&call.model)) else { return Ok(unlimited) };
+        let Some(model) = first.and_then(|call| config.model(&call.model)) else {
+            return Ok(Some(unlimited));
+        };
         let line = self.line(&config, &model.quota);
         let joining = joining(&config, caller, batch.reserved());
         let client = joining.client.clone();
@@ -149,14 +169,22 @@ impl ModelLimits {
             within: left,
             is_exact: batch.calls.iter().all(|call| call.counted.is_exact),
         });
-        let admitted = match self.wait(&line, joining, &batch.merged, left, |_| ()).await {
-            Ok(admitted) => admitted,
+        // Where nothing but other limits has changed, it keeps its place.
+        let replan = |by: &PlannedBy| {
+            let is_same = Arc::ptr_eq(&by.config, &config) && by.has_limits_of(&batch.merged);
+            Ok(is_same.then(|| batch.merged.clone()))
+        };
+        let planning = Planning { plans: batch.merged.clone(), by, started, within };
+        let admitted = match self.wait(&line, joining, planning, &mut None::<fn(&Refusal)>, replan).await {
+            Ok(Some(admitted)) => admitted,
+            Ok(None) => return Ok(None),
             Err(refusal) => {
                 waits.refused();
                 return Err(self.with_outcomes(refusal, &batch.merged).await);
             }
         };
         let shared = Arc::new(Shared {
+            inner: self.inner.clone(),
             _renewal: Renewal::of(&admitted.plan, &admitted.reservation, clock),
             reservation: admitted.reservation,
             line,
@@ -184,7 +212,7 @@ impl ModelLimits {
             admission.seen = Some(waits.admitted_one(&call.model, &plan.charges, call.counted.is_exact));
             admission
         };
-        Ok(batch.calls.iter().zip(unlimited).map(&mut admission).collect())
+        Ok(Some(batch.calls.iter().zip(unlimited).map(&mut admission).collect()))
     }
 
     async fn plan_batch(
@@ -265,6 +293,7 @@ impl ModelLimits {
 
 /// A reservation of several calls.
 struct Shared {
+    inner: Arc<Inner>,
     reservation: Reservation,
     /// Keeps its places, if it has some.
     _renewal: Option<Renewal>,
@@ -286,6 +315,10 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    async fn settle(&self, actuals: Vec<u64>) -> Result<(), tollgate::Error> {
+        self.inner.settle(&self.reservation, Ending::Actual(actuals), Some(&self.line)).await
+    }
+
     /// Adds what a call has used. The amounts of all, if it was the last.
     fn add(&self, slots: &[usize], used: &[u64]) -> Option<Vec<u64>> {
         let mut state = self.state.lock();
@@ -310,7 +343,7 @@ impl Share {
     pub(super) async fn settle(mut self, used: &[u64]) -> Result<(), tollgate::Error> {
         self.is_settled = true;
         match self.shared.add(&self.slots, used) {
-            Some(actuals) => self.shared.reservation.settle_each(&actuals).await.map(drop),
+            Some(actuals) => self.shared.settle(actuals).await,
             None => Ok(()),
         }
     }
@@ -331,7 +364,7 @@ impl Drop for Share {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let shared = self.shared.clone();
-            runtime.spawn(async move { shared.reservation.settle_each(&actuals).await.map(drop) });
+            runtime.spawn(async move { shared.settle(actuals).await });
         }
     }
 }

@@ -63,7 +63,7 @@ impl ModelLimits {
             Some(cap) => (cap, false),
             None => (guess, true),
         };
-        Tokens { counted: counted.tokens, input, charged_input, output, is_guess }
+        Tokens { counted: counted.tokens, input, charged_input, output, is_guess, answers: request.answers() }
     }
 
     /// A plan for each quota group that can take the call, made to fit: a guessed output is lowered to the capacity of the group's

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tollgate::store::Micros;
-use tollgate::{Decision, Reservation};
+use tollgate::{Decision, Policy, Reservation};
 use tracing::Instrument;
 
 use super::feedback::parked;
@@ -17,6 +17,10 @@ use crate::plan::Plan;
 
 /// The longest sleep of the first in the queue before it tries a remote store again: another process may have given back.
 const LOOK_AGAIN: Micros = Micros::from_millis(250);
+
+/// How long a call pauses whose limits have just gone: a reload puts limits in place first, and a moment later the models that say which of them to
+/// charge.
+const RELOADING: Micros = Micros::from_millis(50);
 
 /// How a call of so many tokens stands in line.
 pub(super) fn joining(config: &LlmConfig, caller: &Caller, tokens: u64) -> Joining {
@@ -99,19 +103,24 @@ impl ModelLimits {
         refusal
     }
 
-    /// Waits in the queue until one of the plans is reserved.
+    /// What calls are planned by now.
+    pub(super) fn planned_by(&self) -> PlannedBy {
+        PlannedBy { config: self.config(), policy: self.inner.gate.policy() }
+    }
+
+    /// Waits in the queue until one of the plans is reserved. A config or an override that changes meanwhile is planned by again, by
+    /// `replan`, and the call keeps its place; `None` if it has to begin anew.
     pub(super) async fn wait(
         &self,
         line: &Line,
         joining: Joining,
-        plans: &[Plan],
-        within: Duration,
-        on_wait: impl FnOnce(&Refusal) + Send,
-    ) -> Result<Admitted, Refusal> {
+        mut planned: Planning,
+        on_wait: &mut Option<impl FnOnce(&Refusal) + Send>,
+        replan: impl Fn(&PlannedBy) -> Result<Option<Vec<Plan>>, Refusal> + Send,
+    ) -> Result<Option<Admitted>, Refusal> {
         let clock = &self.inner.clock;
-        let started = clock.now();
-        let margin = plans.iter().map(Plan::margin).max().unwrap_or_default();
-        let deadline = started.saturating_add(Micros::from(within.saturating_add(margin)));
+        let margin = planned.plans.iter().map(Plan::margin).max().unwrap_or_default();
+        let deadline = planned.started.saturating_add(Micros::from(planned.within.saturating_add(margin)));
         let Some(ticket) = line.join(joining) else {
             let reason = format!("too many calls wait for this model already ({})", line.waiting());
             return Err(Refusal {
@@ -121,11 +130,22 @@ impl ModelLimits {
                 standing: Vec::new(),
             });
         };
-        let mut on_wait = Some(on_wait);
-        let (mut tried, mut last) = (None, None);
+        let (mut tried, mut last, mut has_paused) = (None, None, false);
         loop {
             let turn = ticket.turn(tried, deadline).instrument(tracing::info_span!("wait"));
-            let Some(nudges) = turn.await else {
+            let turn = turn.await;
+            let by = self.planned_by();
+            if !by.is(&planned.by) {
+                let Some(plans) = replan(&by)? else { return Ok(None) };
+                (planned.plans, planned.by, last) = (plans, by, None);
+            }
+            let plans = &planned.plans;
+            if !has_paused && !planned.by.has_limits_of(plans) {
+                has_paused = true;
+                clock.alarm(clock.now().saturating_add(RELOADING)).await;
+                continue;
+            }
+            let Some(nudges) = turn else {
                 return Err(match last {
                     Some(refusal) => refusal,
                     None => self.refusal_in_line(&ticket, plans).await?,
@@ -136,8 +156,8 @@ impl ModelLimits {
                 Ok((plan, reservation, goes_first)) => {
                     ticket.admitted();
                     let at = clock.now();
-                    let waited = Duration::from(at.saturating_sub(started));
-                    return Ok(Admitted { plan, reservation, waited, at, goes_first });
+                    let waited = Duration::from(at.saturating_sub(planned.started));
+                    return Ok(Some(Admitted { plan, reservation, waited, at, goes_first }));
                 }
                 Err(refusal) => refusal,
             };
@@ -219,6 +239,33 @@ impl ModelLimits {
         let limit = plans.first().and_then(|plan| plan.charges.first());
         limit.is_some_and(|charge| self.inner.gate.local(&charge.limit).is_err())
     }
+}
+
+/// What a call was planned by.
+pub(super) struct PlannedBy {
+    pub(super) config: Arc<LlmConfig>,
+    policy: Arc<Policy>,
+}
+
+impl PlannedBy {
+    fn is(&self, other: &PlannedBy) -> bool {
+        Arc::ptr_eq(&self.config, &other.config) && Arc::ptr_eq(&self.policy, &other.policy)
+    }
+
+    /// Whether there still are all limits of these plans.
+    pub(super) fn has_limits_of(&self, plans: &[Plan]) -> bool {
+        plans.iter().flat_map(|plan| &plan.charges).all(|charge| self.policy.rule(&charge.limit).is_some())
+    }
+}
+
+/// The plans of a call that waits.
+pub(super) struct Planning {
+    /// One for each quota group that can take it; never empty.
+    pub(super) plans: Vec<Plan>,
+    pub(super) by: PlannedBy,
+    /// Since when it waits, and for how long at most.
+    pub(super) started: Micros,
+    pub(super) within: Duration,
 }
 
 /// A denial, and what to do about it.

@@ -50,24 +50,29 @@ pub(crate) struct Models {
 /// The upstreams and clients of a config, resolved.
 pub(crate) struct Setup {
     config: Arc<LlmConfig>,
-    upstreams: Vec<Upstream>,
+    upstreams: Vec<Arc<Upstream>>,
     clients: Vec<(String, Token)>,
 }
 
 impl Setup {
     fn of(config: &LlmConfig) -> Result<Setup, String> {
-        let upstreams = config.upstreams.iter().map(Upstream::new).collect::<Result<_, String>>()?;
-        let client = |client: &tollgate_llm::ClientConfig| {
-            let key =
-                resolved(&client.key).map_err(|why| format!("llm.clients.{}.key: {why}", client.name))?;
-            Ok((client.name.clone(), Token::new(key)))
-        };
-        let clients = config.clients.iter().map(client).collect::<Result<_, String>>()?;
+        let upstreams = config.upstreams.iter().map(|upstream| Upstream::new(upstream).map(Arc::new));
+        let upstreams = upstreams.collect::<Result<_, String>>()?;
+        let mut clients: Vec<(String, Token)> = Vec::new();
+        for client in &config.clients {
+            let wrong = |why: &str| format!("llm.clients.{}.key: {why}", client.name);
+            let key = resolved(&client.key).map_err(|why| wrong(&why))?;
+            // Two variables may have the same key.
+            if let Some((other, _)) = clients.iter().find(|(_, token)| token.is(key.as_bytes())) {
+                return Err(wrong(&format!("it is the key of {other}, so nobody could tell the two apart")));
+            }
+            clients.push((client.name.clone(), Token::new(key)));
+        }
         Ok(Setup { config: Arc::new(config.clone()), upstreams, clients })
     }
 
     /// The upstream of a model: the configured one, or the first that has the route.
-    fn upstream(&self, model: &str, api: Api) -> Result<&Upstream, Fault> {
+    fn upstream(&self, model: &str, api: Api) -> Result<&Arc<Upstream>, Fault> {
         let kind = if api.is_anthropic() { UpstreamKind::Anthropic } else { UpstreamKind::OpenAi };
         let known = self.config.model(model);
         let found = self.upstreams.iter().find(|upstream| match known {

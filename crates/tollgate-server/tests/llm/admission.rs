@@ -198,6 +198,33 @@ fn clients_show_keys_of_the_gateway_and_the_provider_sees_its_own() {
     assert!(arrival.header("x-api-key").is_none() && !arrival.raw.contains("team-key"));
 }
 
+/// Where the upstream has keys of its own, nothing that a caller shows beside them names another account. What stands behind the path is the caller's: SDKs of
+/// Anthropic ask for beta features so.
+#[test]
+fn what_a_caller_shows_beside_the_providers_key_is_not_passed_on() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 100");
+    let lines = [
+        "authorization: Bearer mine",
+        "x-api-key: mine",
+        "api-key: mine",
+        "x-goog-api-key: mine",
+        "openai-organization: mine",
+        "openai-project: mine",
+        "cookie: mine",
+        "x-forwarded-for: mine",
+        "connection: close, x-hop",
+        "x-hop: mine",
+        "openai-beta: kept",
+    ];
+    let path = "/v1/chat/completions?beta=true&x=%20y";
+    assert_eq!(server.ask("POST", path, &lines, &chat(100, "")).status, 200);
+    let arrival = &provider.arrivals()[0];
+    assert_eq!((arrival.path.as_str(), arrival.header("openai-beta")), (path, Some("kept")));
+    assert_eq!(arrival.header("authorization"), Some("Bearer provider-key"));
+    assert!(!arrival.headers.iter().any(|line| line.contains("mine")), "{:?}", arrival.headers);
+}
+
 /// A key that is missing or wrong is said in the shape of the provider whose SDK asks: by the route, and on shared routes by its header.
 #[test]
 fn a_401_has_the_providers_shape() {

@@ -194,6 +194,31 @@ fn contents_of_every_shape_are_counted_and_passed_on() {
     }
 }
 
+/// An image of 30 MB in a body counts a stated number of tokens, as any other, and is passed on byte by byte: in a message, and in what a tool has answered.
+#[test]
+fn images_of_30_mb_count_as_images() {
+    let provider = Provider::start(openai);
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\nrpm = 100\ntpm = 3000");
+    let image = "QUJD".repeat(7_500_000);
+    let of_chat = format!(
+        r#"{{"model":"gpt-4o","messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}],"max_tokens":10,"stream":true}}"#
+    );
+    let of_responses = format!(
+        r#"{{"model":"gpt-4o","input":[{{"type":"function_call_output","call_id":"c","output":[{{"type":"input_image","image_url":"data:image/png;base64,{image}"}}]}}],"max_output_tokens":10}}"#
+    );
+    for (path, body, input) in
+        [("/v1/chat/completions", &of_chat, 3 + 1 + 765 + 3), ("/v1/responses", &of_responses, 3 + 765 + 3)]
+    {
+        assert_eq!(check(&server, body)["input_tokens"], input, "{path}");
+        let answer = server.post(path, body);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        let arrived = provider.arrivals().pop().expect("it arrived");
+        // The usage of a stream is asked for.
+        let asked = arrived.raw.replace("\"stream_options\":{\"include_usage\":true},", "");
+        assert!(asked == *body, "{path}: {} and {} bytes", asked.len(), body.len());
+    }
+}
+
 #[test]
 fn tools_with_huge_schemas_are_counted_as_they_are_sent() {
     let provider = Provider::start(openai);

@@ -112,3 +112,60 @@ fn a_limit_that_changes_under_calls_loses_nothing() {
     let check = server.post("/v1/llm/check", &chat(100, "")).body;
     assert!(check.contains("\"can_proceed\":false") && check.contains("/ 500 TPM"), "{check}");
 }
+
+/// A call waits while the provider's keys change: it goes with a key of the new config, and neither with one that is gone nor with the caller's own, which is a
+/// key of the gateway.
+#[test]
+fn a_call_that_waits_while_keys_change_goes_with_the_new_ones() {
+    let provider = Provider::start(openai);
+    let config = |keys: &str, clients: &str| {
+        format!(
+            "[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{}/v1'\n{keys}\n[llm.models.gpt-4o]\nrpm = 1\n{clients}",
+            provider.address()
+        )
+    };
+    let team = "[llm.clients.team]\nkey = 'team-key'\n";
+    let old = config("keys = [{ key = 'old-key', group = 'one' }]", team);
+    for (new, expected) in [
+        (config("keys = [{ key = 'new-key', group = 'two' }]", team), Some("Bearer new-key")),
+        // Callers are to bring their own keys from now on, and this one has shown a key of the gateway.
+        (config("", ""), None),
+    ] {
+        let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&old).start();
+        let before = provider.arrivals().len();
+        let ask = || {
+            let lines =
+                ["content-type: application/json", "authorization: Bearer team-key", "x-api-key: team-key"];
+            server.ask("POST", "/v1/chat/completions", &lines, &chat(100, "")).status
+        };
+        assert_eq!(ask(), 200);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(ask);
+            until("one waits", || {
+                server.get("/metrics").body.contains("tollgate_llm_queue{model=\"gpt-4o\"} 1")
+            });
+            server.reload(&new);
+            assert_eq!(waits.join().expect("an answer"), 200, "the new group has room");
+        });
+        let arrivals = provider.arrivals();
+        let sent: Vec<_> = arrivals[before..].iter().map(|one| one.header("authorization")).collect();
+        assert_eq!(sent, [Some("Bearer old-key"), expected]);
+        assert!(arrivals.iter().all(|one| one.header("x-api-key").is_none()));
+    }
+}
+
+/// Nobody could tell two clients apart that show one key, also where it is in two variables.
+#[test]
+fn two_clients_with_one_key_are_refused() {
+    let provider = Provider::start(openai);
+    let models = format!("{}[llm.models.gpt-4o]\nrpm = 100\n", upstream(&provider));
+    let client = |name: &str, variable: &str| format!("[llm.clients.{name}]\nkey = 'env:{variable}'\n");
+    let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate"))
+        .config(&format!("{models}{}", client("team", "TEAM_KEY")))
+        .envs(&[("TEAM_KEY", "one-and-the-same"), ("CREW_KEY", "one-and-the-same")])
+        .start();
+    server.write_config(&format!("{models}{}{}", client("team", "TEAM_KEY"), client("crew", "CREW_KEY")));
+    let answer = server.post("/v1/reload", "");
+    assert!(answer.status == 400 && answer.body.contains("llm.clients.crew.key"), "{answer:?}");
+    assert!(!answer.body.contains("one-and-the-same"), "{answer:?}");
+}

@@ -418,3 +418,29 @@ fn d6_a_wait_longer_than_the_sdks_timeout_is_refused_at_once() {
     until("nobody waits", || in_line(0));
     assert_eq!(provider.arrivals().len(), 2);
 }
+
+/// A provider that asks for no other attempt gets none of this group of keys; that of another group is another quota.
+#[test]
+fn d1_a_provider_that_asks_for_no_retry_gets_none() {
+    let two = "keys = [{ key = 'k1', group = 'one' }, { key = 'k2', group = 'two' }]";
+    let never: &[&str] = &["retry-after-ms: 10", "x-should-retry: false"];
+    let cases = vec![
+        (429, "[llm.models.gpt-4o]\nrpm = 100", "api_key = 'k'", 1),
+        (429, "[llm.models.gpt-4o]", "api_key = 'k'", 1),
+        (429, "", "api_key = 'k'", 1),
+        (429, "[llm.models.gpt-4o]\nrpm = 100", two, 2),
+        (529, "[llm.models.gpt-4o]\nrpm = 100", "api_key = 'k'", 1),
+    ];
+    together(cases, |(status, model, keys, expected)| {
+        let provider = Provider::start(move |_| refusal(status, "rate_limit_exceeded", never));
+        let config = format!(
+            "llm.max_wait = '10s'\n{model}\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{}/v1'\n{keys}\n\
+             [limits.x]\nunlimited = true\n",
+            provider.address()
+        );
+        let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config).start();
+        let answer = server.post("/v1/chat/completions", &chat(100, ""));
+        assert_eq!((answer.status, answer.field("x-should-retry")), (status, Some("false")), "{answer:?}");
+        assert_eq!(provider.arrivals().len(), expected, "{status} {model} {keys}");
+    });
+}

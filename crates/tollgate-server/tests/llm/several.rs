@@ -228,3 +228,53 @@ fn g3_a_restart_inside_a_window_is_no_second_allowance() {
     assert_eq!(ask(&start()), 429);
     assert_eq!(provider.arrivals().len(), 4);
 }
+
+/// A store that is away when calls end: what they have used is settled once it is back, less and more than was
+/// reserved.
+fn check_settlements_of_an_outage(port: u16, store: impl Fn(u16, &str) -> String) {
+    let provider = Provider::start(|arrival| match arrival.body["user"].as_str() {
+        Some("slow") => openai(arrival).paced(Duration::from_millis(1_500)),
+        _ => openai(arrival),
+    });
+    let proxy = FaultProxy::start(port);
+    let config = store(proxy.port(), "fallback = 'closed'");
+    let gateway =
+        gateways(1, &config, &provider, "[llm.models.gpt-4o]\nrpm = 100\ntpm = 10000").pop().expect("one");
+    let used = |reserved: u64, output: u64| {
+        let said = format!("\"input_tokens\":\"8\",\"output_tokens\":\"{output}\"");
+        chat(reserved, ",\"user\":\"slow\"").replace("\"input_tokens\":\"8\"", &said)
+    };
+    std::thread::scope(|scope| {
+        let calls = [(900, 12), (100, 492)].map(|(reserved, output)| {
+            let (gateway, body) = (&gateway, used(reserved, output));
+            scope.spawn(move || gateway.post("/v1/chat/completions", &body).status)
+        });
+        until("both are under way", || provider.arrivals().len() == 2);
+        proxy.set(Mode::Refuse);
+        let answered = calls.map(|call| call.join().expect("an answer"));
+        assert_eq!(answered, [200, 200], "clients do not see it");
+    });
+    // Long enough that each has been tried in vain.
+    std::thread::sleep(Duration::from_millis(500));
+    proxy.set(Mode::Pass);
+    let status = || {
+        let body = gateway.get("/v1/status?limit=llm.gpt-4o.tpm&key=llm:up").body;
+        serde_json::from_str::<serde_json::Value>(&body).ok()?["remaining"].as_u64()
+    };
+    until("both are settled", || status() == Some(10_000 - 20 - 500));
+}
+
+#[test]
+fn g2_what_calls_used_is_settled_when_redis_is_back() {
+    let server = RedisServer::start();
+    check_settlements_of_an_outage(server.port(), |port, more| {
+        let url = format!("redis://127.0.0.1:{port}");
+        format!("[store]\nmode = 'redis'\ntimeout = '200ms'\n{more}\nredis = {{ url = '{url}' }}")
+    });
+}
+
+#[test]
+fn g2_what_calls_used_is_settled_when_postgres_is_back() {
+    let server = empty_postgres();
+    check_settlements_of_an_outage(server.port(), |port, more| postgres(&server, port, more));
+}

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use serde_json::json;
-use tollgate_testkit::provider::{Provider, Reply, anthropic, openai};
+use tollgate_testkit::provider::{Provider, Reply, Step, anthropic, openai};
 use tollgate_testkit::tollgate::Tollgate;
 
 use crate::{chat, gateway, left, trail, until};
@@ -147,7 +147,7 @@ fn c5_an_error_after_content_is_passed_through() {
         let mut reply = anthropic(arrival);
         reply.steps.truncate(4);
         let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n";
-        reply.steps.push(tollgate_testkit::provider::Step::Send(error.into()));
+        reply.steps.push(Step::Send(error.into()));
         reply
     });
     let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
@@ -188,7 +188,7 @@ fn c7_bytes_pass_unchanged() {
     let expected: Vec<u8> = pieces.concat();
     let provider = Provider::start(move |_| {
         let mut reply = Reply::events([]);
-        reply.steps = pieces.iter().cloned().map(tollgate_testkit::provider::Step::Send).collect();
+        reply.steps = pieces.iter().cloned().map(Step::Send).collect();
         reply.header("x-custom: kept")
     });
     let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 100000");
@@ -257,4 +257,32 @@ fn c5_an_error_with_much_behind_it_is_a_whole_answer() {
     let answer = server.post("/v1/messages", body);
     assert!(answer.status == 200 && answer.body.starts_with(error), "{}", answer.status);
     assert_eq!(provider.arrivals().len(), 1, "it is not sent again");
+}
+
+/// An upstream that compresses a stream, though it is asked not to: nothing of it can be read, so it is passed on as it comes, and stays
+/// charged as reserved.
+#[test]
+fn c7_a_stream_that_is_compressed_passes_as_it_comes() {
+    let provider = Provider::start(|_| {
+        let mut reply = Reply::events([]).header("content-encoding: gzip");
+        reply.steps = [b"\x1f\x8b\x08 first".to_vec(), b" last\xff\n\n".to_vec()]
+            .into_iter()
+            .flat_map(|piece| [Step::Send(piece), Step::Pause(Duration::from_millis(1_500))])
+            .collect();
+        reply
+    });
+    let server = gateway(&provider, "openai", "[llm.models.gpt-4o]\ntpm = 1000");
+    let (mut stream, head) = begin(&server, &chat(500, ",\"stream\":true"), "first");
+    assert!(head.contains("content-encoding: gzip") && !head.contains("last"), "{head}");
+    let mut rest = Vec::new();
+    let mut piece = [0; 4_096];
+    while !rest.ends_with(b"0\r\n\r\n") {
+        let length = stream.read(&mut piece).expect("the rest");
+        assert_ne!(length, 0);
+        rest.extend_from_slice(&piece[..length]);
+    }
+    let is_whole = rest.windows(8).any(|window| window == b" last\xff\n\n");
+    assert!(is_whole, "{rest:?}");
+    until("it is settled", || server.get("/metrics").body.contains("outcome=\"success\"} 1"));
+    assert_eq!(left(&server, "llm.gpt-4o.tpm"), 500);
 }

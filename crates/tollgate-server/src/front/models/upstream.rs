@@ -47,6 +47,11 @@ const NOT_PASSED: [&str; 17] = [
     "forwarded",
 ];
 
+/// What names an account at a provider. An upstream with keys of its own is shown those alone: what a caller names beside them would be another quota than
+/// the one that was charged here.
+const CALLERS_KEYS: [&str; 6] =
+    ["authorization", "x-api-key", "api-key", "x-goog-api-key", "openai-organization", "openai-project"];
+
 /// How often a log line says that an upstream does not answer, at most.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
@@ -168,6 +173,11 @@ impl Upstream {
         self.kind
     }
 
+    /// Whether it has keys of this quota group. Without any keys it passes on those of its callers.
+    pub(super) fn has_group(&self, group: Option<&str>) -> bool {
+        self.keys.is_empty() || group.is_none_or(|group| self.keys.iter().any(|(of, _)| of == group))
+    }
+
     /// How long it may be silent.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
@@ -218,12 +228,13 @@ impl Upstream {
     }
 
     /// Where a route is: SDKs of OpenAI have the version in their base URL, those of Anthropic have not.
-    fn uri(&self, api: Api) -> Result<Uri, SendError> {
+    fn uri(&self, api: Api, query: Option<&str>) -> Result<Uri, SendError> {
         let path = match self.base_url.ends_with("/v1") {
             true => api.path().strip_prefix("/v1").unwrap_or(api.path()),
             false => api.path(),
         };
-        let uri = format!("{}{path}", self.base_url).parse();
+        let (mark, query) = query.map_or(("", ""), |query| ("?", query));
+        let uri = format!("{}{path}{mark}{query}", self.base_url).parse();
         uri.map_err(|error| SendError::NotSent(Cause::of("the upstream's address is wrong", &error)))
     }
 
@@ -231,13 +242,14 @@ impl Upstream {
     pub(crate) async fn send(
         &self,
         api: Api,
+        query: Option<&str>,
         headers: &HeaderMap,
         group: Option<&str>,
         body: Bytes,
     ) -> Result<Response<Incoming>, SendError> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri(api)?;
+        *request.uri_mut() = self.uri(api, query)?;
         *request.headers_mut() = self.headers(headers, group);
         let answered = self.client.request(request).await.map_err(|error| match error.is_connect() {
             true => SendError::NotSent(Cause::of("the upstream cannot be reached", &error)),
@@ -269,10 +281,11 @@ impl Upstream {
             .filter(|(of, _)| group.is_none_or(|group| group == of))
             .map(|(_, key)| key)
             .collect();
+        if !self.keys.is_empty() {
+            CALLERS_KEYS.iter().for_each(|name| drop(passed.remove(*name)));
+        }
         if !of_group.is_empty() {
             let key = of_group[self.next_key.fetch_add(1, Ordering::Relaxed) % of_group.len()];
-            passed.remove(AUTHORIZATION);
-            passed.remove("x-api-key");
             match self.kind {
                 UpstreamKind::OpenAi => passed.insert(AUTHORIZATION, key.clone()),
                 UpstreamKind::Anthropic => passed.insert(HeaderName::from_static("x-api-key"), key.clone()),

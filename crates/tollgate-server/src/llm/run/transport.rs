@@ -68,7 +68,7 @@ impl Transport for Providers {
         self.output.iter().for_each(|file| Output::touch(file));
         let body = Bytes::from(outgoing.body);
         let sending = async {
-            let response = upstream.send(outgoing.api, &HeaderMap::new(), outgoing.group, body).await;
+            let response = upstream.send(outgoing.api, None, &HeaderMap::new(), outgoing.group, body).await;
             let response = response.map_err(|error| match error {
                 upstream::SendError::NotSent(why) => SendError::NotSent(why.to_string()),
                 upstream::SendError::Lost(why) => SendError::Lost(why.to_string()),
