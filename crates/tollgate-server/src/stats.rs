@@ -323,7 +323,7 @@ impl Noted {
         if event.source.is_fallback() {
             limit.ring.count(second, Counted::FellBack);
         }
-        self.namespaces.count(event.namespace, second, counted);
+        self.namespaces.add(event.namespace, second, counted, 1);
         let Some(key) = event.key.reveal() else { return };
         let mark = stats.hashes.hash_one(key);
         if counted == Counted::Allowed {
@@ -362,6 +362,8 @@ impl Observer for Stats {
             self.with_limit(admissions.limiter, |limit| {
                 limit.ring.add(second, Counted::Allowed, admissions.count);
             });
+            let count = admissions.count;
+            self.noted.own().namespaces.add(admissions.namespace, second, Counted::Allowed, count);
         }
         if let Some(took) = admissions.duration {
             let second = self.second();
@@ -430,8 +432,9 @@ mod tests {
     #[test]
     fn admissions_that_come_as_numbers_are_counted_in_their_second() {
         let recorder = Arc::new(metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder());
-        let telemetry = Telemetry::new().metrics_to(recorder);
+        let telemetry = Telemetry::new().metrics_to(recorder).namespaces(["user"]);
         let stats = Stats::new(telemetry.clone(), Settings { shows_keys: false }, START);
+        stats.show_namespaces(["user"].into_iter());
         let limit = Limit::token_bucket("1/h", 150).expect("a bucket");
         let gate = Tollgate::builder().limit("api", limit).telemetry(telemetry).observer(stats.clone());
         let gate = gate.build().expect("a gate");
@@ -444,6 +447,8 @@ mod tests {
         stats.tick(START + 1);
         let series = stats.series("api", START + 1, 1);
         assert_eq!((series.allowed, series.denied), (vec![150], vec![50]));
+        let user = &stats.namespaces(START + 1)[0];
+        assert_eq!((&*user.namespace, user.allowed, user.denied), ("user", 150, 50));
         assert_eq!(stats.offenders("api", 1)[0].denials, 50);
         assert!(stats.latency().is_some(), "one in 64 was timed");
     }

@@ -203,6 +203,8 @@ pub struct Event<'a> {
 pub struct Admissions<'a> {
     /// The limit's name.
     pub limiter: &'a str,
+    /// The namespace of the keys if it has been declared ([`Telemetry::namespaces`]), else `other`.
+    pub namespace: &'a str,
     /// How many there were.
     pub count: u64,
     /// How long one of them took, if it was timed.

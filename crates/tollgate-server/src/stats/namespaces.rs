@@ -1,5 +1,4 @@
-//! What was decided for keys of each namespace that the config names, in the last minutes; all others are counted together. Admissions that come as numbers (memory
-//! store, fast path) say nothing of keys and are not here, so what is shown of the memory store is who was denied.
+//! What was decided for keys of each namespace that the config names, in the last minutes; all others are counted together.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +39,7 @@ impl Namespaces {
         }
     }
 
-    pub(super) fn count(&mut self, namespace: &str, second: u64, what: Counted) {
+    pub(super) fn add(&mut self, namespace: &str, second: u64, what: Counted, count: u64) {
         let minutes = match self.counts.get_mut(namespace) {
             Some(minutes) => minutes,
             None => match self.counts.get_mut(OTHER) {
@@ -61,7 +60,7 @@ impl Namespaces {
             Counted::Denied => 1,
             Counted::WouldDeny => 2,
         };
-        counted[index] += 1;
+        counted[index] = counted[index].saturating_add(count);
     }
 
     /// Adds what was decided in the last minutes.
@@ -101,7 +100,7 @@ mod tests {
     #[test]
     fn named_ones_are_counted_apart_and_the_rest_as_one() {
         let mut namespaces = Namespaces::default();
-        namespaces.count("user", 0, Counted::Denied);
+        namespaces.add("user", 0, Counted::Denied, 1);
         assert_eq!(lately(&namespaces, 0), [], "nothing is shown before it is named");
         namespaces.show(&["user".to_owned(), "tenant".to_owned()]);
         for (name, what) in [
@@ -111,7 +110,7 @@ mod tests {
             ("made-up-1", Counted::Denied),
             ("made-up-2", Counted::Denied),
         ] {
-            namespaces.count(name, 600, what);
+            namespaces.add(name, 600, what, 1);
         }
         let shown = |namespaces: &Namespaces, second| -> Vec<String> {
             let words = |one: OfNamespace| {
@@ -122,7 +121,7 @@ mod tests {
         assert_eq!(shown(&namespaces, 600), ["other 0 2 0", "user 1 1 0", "tenant 0 0 1"]);
         assert_eq!(shown(&namespaces, 600 + 4 * 60).len(), 3);
         assert!(shown(&namespaces, 600 + 5 * 60).is_empty(), "minutes pass");
-        namespaces.count("user", 600 + 5 * 60, Counted::Denied);
+        namespaces.add("user", 600 + 5 * 60, Counted::Denied, 1);
         assert_eq!(shown(&namespaces, 600 + 5 * 60), ["user 0 1 0"]);
     }
 }

@@ -160,7 +160,7 @@ impl DecisionMeter for Meter {
         if let Some(took) = took {
             series.time(took);
             if allowed {
-                series.source.report_admissions(0, Some(took));
+                series.report_admissions(0, Some(took));
             }
         }
     }
@@ -317,13 +317,6 @@ impl Named {
 }
 
 impl SeriesSource {
-    fn report_admissions(&self, count: u64, duration: Option<Duration>) {
-        if let Some(observers) = &self.observers {
-            let limiter = self.labels[0].value();
-            observers.admitted(&Admissions { limiter, count, duration });
-        }
-    }
-
     fn series(&self, namespace: impl Into<metrics::SharedString>) -> Series {
         Series {
             source: self.clone(),
@@ -349,11 +342,18 @@ impl Series {
         self.count_fast_path.add(usize::from(allowed), count, |count| self.added_fast_path(allowed, count));
     }
 
+    fn report_admissions(&self, count: u64, duration: Option<Duration>) {
+        if let Some(observers) = &self.source.observers {
+            let (limiter, namespace) = (self.source.labels[0].value(), self.namespace.value());
+            observers.admitted(&Admissions { limiter, namespace, count, duration });
+        }
+    }
+
     #[cold]
     fn added_fast_path(&self, allowed: bool, count: u64) {
         self.count(OutcomeKind::of(allowed, false), Source::Store, count);
         if allowed {
-            self.source.report_admissions(count, None);
+            self.report_admissions(count, None);
         }
     }
 
