@@ -12,6 +12,7 @@ use std::net::IpAddr;
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[allow(unreachable_pub)] // `route` exports it, with the features that have routes
 pub fn canonical(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
