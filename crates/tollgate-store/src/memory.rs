@@ -179,7 +179,9 @@ impl MemoryStore {
     fn build(options: MemoryOptions, keeps_empty: bool) -> MemoryStore {
         let budget = Arc::new(Budget::new(options.max_keys, options.when_full));
         let contention = Arc::<Contention>::default();
-        let reservation_bytes = options.reservation_bytes.unwrap_or((options.max_keys / 4 * 40).max(1 << 20));
+        // Where the number of keys is unbounded in practice, so are the bytes.
+        let a_quarter = (options.max_keys / 4).saturating_mul(40).max(1 << 20);
+        let reservation_bytes = options.reservation_bytes.unwrap_or(a_quarter);
         let making = Making {
             clock: options.clock.clone(),
             start: options.clock.now(),

@@ -76,7 +76,12 @@ struct Done {
     hash: u64,
     keys: Keys,
     end: Micros,
-    bytes: usize,
+}
+
+impl Done {
+    fn bytes(&self) -> usize {
+        settled_bytes_of(self.answer.len(), self.keys.len())
+    }
 }
 
 /// The entry of an id. An open one is boxed, because most are settled and small.
@@ -173,7 +178,7 @@ fn bytes_of(limits: usize, keys: usize) -> usize {
         + bytes_of_keys(keys)
 }
 
-/// The same once it is settled.
+/// The same once it is settled, which is always less.
 fn settled_bytes_of(limits: usize, keys: usize) -> usize {
     in_map::<(u128, Entry)>() + limits * size_of::<Outcome>() + 32 + bytes_of_keys(keys)
 }
@@ -259,7 +264,7 @@ impl Holds {
     fn forget_entry(&self, entry: &Entry) {
         match entry {
             Entry::Open(held) => self.forget(&held.keys, 1, held.bytes),
-            Entry::Settled(done) => self.forget(&done.keys, 0, done.bytes),
+            Entry::Settled(done) => self.forget(&done.keys, 0, done.bytes()),
         }
     }
 
@@ -343,11 +348,11 @@ impl Holds {
             }
             Settlement::Release => held.settle(id, now, |_| None),
         };
-        let bytes = settled_bytes_of(held.answer.len(), held.keys.len()).min(held.bytes);
+        let bytes = settled_bytes_of(held.answer.len(), held.keys.len());
         self.forget(&held.keys, 1, held.bytes - bytes);
         let (answer, hash, end) = (Box::from(&*held.answer), held.hash, held.end);
         let keys = mem::take(&mut held.keys);
-        *entry = Entry::Settled(Done { answer, hash, keys, end, bytes });
+        *entry = Entry::Settled(Done { answer, hash, keys, end });
         Ok(settled)
     }
 
@@ -510,6 +515,9 @@ mod tests {
         let one = bytes_of(1, 1);
         assert!((450..1_000).contains(&one), "{one} bytes");
         assert!(settled_bytes_of(1, 1) < 400, "{} bytes", settled_bytes_of(1, 1));
+        for (limits, keys) in [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 3), (64, 1), (64, 64)] {
+            assert!(settled_bytes_of(limits, keys) < bytes_of(limits, keys), "{limits} limits, {keys} keys");
+        }
         let (store, hands) = store(7 * one);
         let api =
             store.open(&StoredLimit::new("api", Limit::fixed_window(100, Micros::from_secs(3_600)).unwrap()));

@@ -7,8 +7,10 @@ use tollgate::store::Outcome as Numbers;
 use tollgate::{Charge, Key, Limit, Limiter, ManualClock, Outcome, Rate, Rule, Settlement, Tollgate};
 
 use crate::crowd::ready;
+use crate::faulty_store::FaultyStore;
 use crate::scene::{
-    Only, a_minute, bucket, charged, every_strategy, gate, hands, is_by_the_clock, limiter, on, secs, waited,
+    Only, a_minute, at_once, bucket, charged, every_strategy, gate, hands, is_by_the_clock, limiter, on,
+    secs, waited,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -323,4 +325,36 @@ fn names_and_times_to_live_at_the_ends_of_the_range_have_defined_answers() {
         ready(reservation.cancel()).unwrap();
     }
     assert!(Key::parse(&"a".repeat(1 << 20)).is_err());
+}
+
+/// Regression: `max_keys(usize::MAX)`, which is how one writes "no bound", panicked where overflows are checked.
+#[test]
+fn settings_at_the_ends_of_the_range_make_a_gate_that_works() {
+    let hands = hands();
+    let here = || on(&hands).limit("api", a_minute(2)).limit("workers", at_once(2));
+    let there = || here().store(FaultyStore::new(&hands));
+    let most = Duration::MAX;
+    for (name, builder, has_room) in [
+        ("unbounded keys", here().max_keys(usize::MAX), true),
+        ("no keys", here().max_keys(0), true),
+        ("unbounded reservations", here().reservation_bytes(usize::MAX), true),
+        ("no reservations", here().reservation_bytes(0), false),
+        ("a sweep without rest", here().sweep_every(Some(Duration::ZERO)), true),
+        ("a sweep in the far future", here().sweep_every(Some(most)), true),
+        ("denials cached for ever", there().denial_cache(most), true),
+        ("no denials cached", there().denial_cache(Duration::ZERO), true),
+        ("many instances", there().instances(u64::MAX).max_keys(usize::MAX), true),
+        ("unbounded names", here().max_names(usize::MAX), true),
+    ] {
+        let gate = builder.build().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let check = |key: &str| ready(gate.check("api", key)).unwrap().is_allowed();
+        assert_eq!([check("a"), check("a"), check("a")], [true, true, false], "{name}");
+        let reserved = ready(gate.reserve(&[Charge::new("api", "b")], most));
+        match has_room {
+            // Without room for keys all share one state, and that is used up.
+            true if name == "no keys" => assert!(reserved.unwrap().is_err(), "{name}"),
+            true => assert!(reserved.unwrap().is_ok(), "{name}"),
+            false => assert!(reserved.unwrap_err().to_string().contains("no room"), "{name}"),
+        }
+    }
 }
