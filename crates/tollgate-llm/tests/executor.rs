@@ -13,8 +13,8 @@ use tollgate::config::Config;
 use tollgate::store::Micros;
 use tollgate::{ManualClock, Tollgate};
 use tollgate_llm::executor::{
-    Admit, BatchReport, CallErrorKind, Executor, ExecutorBuilder, ModelCall, Outgoing, Reply, RetryPolicy,
-    SendError, Transport,
+    Admit, CallErrorKind, Executor, ExecutorBuilder, ModelCall, Outgoing, Reply, RetryPolicy, SendError,
+    Transport,
 };
 use tollgate_llm::provider::Failure;
 use tollgate_llm::{Api, Caller, LlmConfig, LlmSection, ModelLimits, ModelRequest, RefusalKind, Usage};

@@ -13,7 +13,7 @@ use tollgate_llm::executor::{
 };
 use tollgate_llm::provider::Failure;
 
-use super::{Scripted, World, call, settle_down, used, with_keys};
+use super::{START, Scripted, World, call, settle_down, used, with_keys};
 
 pub(super) fn refusal(status: u16, code: &str, header: Option<(&'static str, &str)>) -> Reply {
     let body = json!({ "error": { "message": "m", "type": "requests", "code": code } }).to_string();
