@@ -13,6 +13,7 @@ use apalis_postgres::{Config, PostgresStorage};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tollgate::Tollgate;
+use tollgate::store::PostgresOptions;
 use tollgate_jobs::adapter::{DuePoll, GateLayer, JobArgs, prepare, supervise};
 use tollgate_jobs::{JobGate, JobPolicy, Jobs, OnExceeded};
 use tollgate_testkit::postgres::PostgresServer;
@@ -92,7 +93,9 @@ async fn main() -> Result<(), BoxDynError> {
         .job("refresh_cache", JobPolicy::new().with_rate_limit(1, 60 * SECOND).on_exceeded(OnExceeded::Skip))
         .queue("outbound", JobPolicy::new().with_rate_limit(20, SECOND))
         .global(JobPolicy::new().with_rate_limit(1_000, 60 * SECOND));
-    let tollgate = Tollgate::builder().postgres(&url).connect().await?;
+    // Within 100 ms, the default, a busy laptop may not answer, and then jobs are counted without the store (`fallback`).
+    let store = PostgresOptions { timeout: 5 * SECOND, ..PostgresOptions::new(&url) };
+    let tollgate = Tollgate::builder().postgres_with(store).connect().await?;
     let gate = JobGate::builder(tollgate, pool.clone()).jobs(jobs).connect().await?;
     prepare(&gate).await?;
 
@@ -113,7 +116,7 @@ async fn main() -> Result<(), BoxDynError> {
     let status = gate.status("job:send_email").await?;
     println!("e-mail: {} of {} in a second, {} wait", status.count, status.limit, status.waiting);
 
-    // Until all e-mail is out and the cache was refreshed once and skipped once.
+    // Until all e-mail and calls have ended, and the cache was refreshed once and skipped once.
     let text = "select count(*) filter (where queue = 'outbound' and state = 'ran'),
         count(*) filter (where state = 'rejected'), count(*) filter (where state = 'skipped') > 0
         from (select job_type as queue, case
@@ -122,8 +125,8 @@ async fn main() -> Result<(), BoxDynError> {
             when last_result -> 'Ok' ->> 'tollgate' = 'skipped' then 'skipped' end as state from apalis.jobs) as jobs";
     loop {
         let (ran, rejected, is_skipped): (i64, i64, bool) = sqlx::query_as(text).fetch_one(&pool).await?;
-        if ran == 15 && rejected == 3 && is_skipped {
-            println!("outbound: 12 e-mails and 3 calls ran, 3 calls were rejected");
+        if ran + rejected == 18 && is_skipped {
+            println!("outbound: 12 e-mails and {} calls ran, {rejected} calls were rejected", ran - 12);
             println!("cache: refreshed once a minute, skipped in between");
             return Ok(());
         }
