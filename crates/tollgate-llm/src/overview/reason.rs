@@ -2,9 +2,9 @@
 
 use tollgate::store::Micros;
 
-use super::seen::Waiter;
 use crate::config::{Counts, LlmConfig, Priority};
 use crate::plan::Planned;
+use crate::seen::Waiter;
 
 /// How a limit is that waiting calls are charged to.
 pub(super) struct LimitState {
