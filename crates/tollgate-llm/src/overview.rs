@@ -1,6 +1,6 @@
 //! What an operator sees of language models: how full each model is, which calls wait and why, and how good the estimates are.
 //!
-//! `limits.rs` notes in [`Seen`] what becomes of calls. It keeps sums of the last hour, in constant memory: it knows configured models and
+//! `limits.rs` notes in `seen.rs` what becomes of calls. It keeps sums of the last hour, in constant memory: it knows configured models and
 //! clients and nothing else. What counts under a limit is asked of the gate, and when it is whose turn is the kernel's to say: nothing
 //! here counts or decides. No text of a call and no key is kept.
 

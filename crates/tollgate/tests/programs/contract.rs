@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tollgate::{
-    Allowance, Charge, Decision, Fallback, Key, KeyRef, Limit, Outcome, Reason, Rule, Settled, Tollgate,
+    Allowance, Charge, ChargeId, Decision, Fallback, Key, KeyRef, Limit, Outcome, Reason, Rule, Settled,
+    Tollgate,
 };
 use tollgate_testkit::redis::RedisServer;
 
@@ -39,6 +40,33 @@ async fn keys_of_every_kind() -> Done {
             assert_eq!(gate.status("api", last.clone()).await?.used(), 0, "{} {kind}", on.name());
             assert!(!gate.reset("api", last).await?, "{} {kind}: there is nothing more", on.name());
         }
+    }
+    Ok(())
+}
+
+/// An id is of one charge: with another key, cost or limit it is an error, and charges nothing.
+#[tokio::test]
+async fn an_id_passes_no_other_charge() -> Done {
+    for on in On::all() {
+        let builder = Tollgate::builder().limit("orders", Limit::fixed_window(9, MINUTE)?);
+        let gate = on.connect(builder.limit("bytes", Limit::token_bucket("1/h", 100)?)).await?;
+        let id = ChargeId::random();
+        let first = [Charge::new("orders", "a"), Charge::new("bytes", "a").cost(10)];
+        let answer = gate.charge(&first).id(id).await?;
+        assert!(answer.is_allowed(), "{}", on.name());
+        assert_eq!(gate.charge(&first).id(id).await?, answer, "{}", on.name());
+        for others in [
+            vec![Charge::new("orders", "a")],
+            vec![Charge::new("orders", "a"), Charge::new("bytes", "a").cost(11)],
+            vec![Charge::new("orders", "b"), Charge::new("bytes", "a").cost(10)],
+            vec![Charge::new("bytes", "a").cost(10), Charge::new("orders", "a")],
+        ] {
+            let error = gate.charge(&others).id(id).await.map(drop).unwrap_err();
+            assert!(error.to_string().contains("belongs to another charge"), "{}: {error}", on.name());
+        }
+        assert_eq!(gate.status("orders", "a").await?.used(), 1, "{}", on.name());
+        assert_eq!(gate.status("orders", "b").await?.used(), 0, "{}", on.name());
+        assert_eq!(gate.status("bytes", "a").await?.used(), 10, "{}", on.name());
     }
     Ok(())
 }
