@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::types::PgHstore;
-use sqlx::postgres::{PgConnection, PgRow, Postgres};
+use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{Row, Transaction};
 use tokio::task::JoinHandle;
 
 use super::layer::{JobArgs, plan_of};
 use super::response::delayed_result;
-use crate::gate::{JobGate, PutOff, Sleep, in_few_lines};
+use crate::gate::{JobGate, PutOff, Sleep, WeakGate, in_few_lines};
 use crate::line::Line;
 use crate::plan::Plan;
 
@@ -60,6 +60,9 @@ const HORIZON: Duration = Duration::from_secs(20);
 /// comes round.
 const ANALYZE_FROM: usize = 1_000;
 const ANALYZE_EVERY: Duration = Duration::from_secs(15);
+
+/// How often it is tried to renew them.
+const ANALYZE_ATTEMPTS: u32 = 4;
 
 /// Which queues are being read ahead in by this process, and which are left alone until when.
 #[derive(Clone, Debug, Default)]
@@ -162,20 +165,42 @@ pub(super) fn read_ahead<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue
         drop(go);
         if let Some(pause) = pause {
             tokio::time::sleep(pause).await;
-            if let Some(gate) = gate.upgrade() {
-                renew_statistics(&gate).await;
-            }
+            renew_statistics(&gate).await;
         }
     });
 }
 
-async fn renew_statistics(gate: &JobGate) {
-    gate.read_ahead().statistics.lock().renew(Instant::now());
-    // A role that does not own the table gets a warning of the database, and nothing else happens.
-    let analyze = sqlx::query("analyze (skip_locked) apalis.jobs").execute(&gate.line().pool);
-    if let Err(error) = analyze.await {
-        tracing::debug!(%error, "the statistics of apalis.jobs cannot be renewed; autovacuum will");
+/// Renews the statistics. The database passes over a table that somebody else has locked, a vacuum for one, and says nothing of it: so it is
+/// looked whether they were renewed, and otherwise done again some time later.
+async fn renew_statistics(gate: &WeakGate) {
+    for attempt in 1..=ANALYZE_ATTEMPTS {
+        {
+            let Some(gate) = gate.upgrade() else { return };
+            if attempt == 1 {
+                gate.read_ahead().statistics.lock().renew(Instant::now());
+            }
+            // A role that does not own the table gets a warning of the database, and nothing else happens.
+            match analyze(&gate.line().pool).await {
+                Ok(false) => {}
+                Ok(true) => return,
+                Err(error) => {
+                    tracing::debug!(%error, "the statistics of apalis.jobs cannot be renewed; autovacuum will");
+                }
+            }
+        }
+        tokio::time::sleep(ANALYZE_EVERY).await;
     }
+}
+
+/// Answers whether the statistics are new now.
+async fn analyze(pool: &PgPool) -> Result<bool, sqlx::Error> {
+    let now: i64 = sqlx::query_scalar("select (extract(epoch from clock_timestamp()) * 1000000)::bigint")
+        .fetch_one(pool)
+        .await?;
+    sqlx::query("analyze (skip_locked) apalis.jobs").execute(pool).await?;
+    let renewed = "select coalesce(greatest(last_analyze, last_autoanalyze) >= timestamptz 'epoch' + $1 * interval '1 microsecond', false)
+        from pg_stat_all_tables where relid = 'apalis.jobs'::regclass";
+    sqlx::query_scalar(renewed).bind(now).fetch_one(pool).await
 }
 
 /// The page that is being written.

@@ -1,6 +1,6 @@
 //! Many jobs, many tenants, several workers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tollgate_jobs::adapter::prepare;
 use tollgate_jobs::{Job, JobDecision};
@@ -282,6 +282,27 @@ async fn statistics_are_renewed_after_the_last_jobs_that_were_put_off() {
         "set plan_cache_mode = force_generic_plan; prepare due(text, integer) as {due}; explain execute due('q', 10)"
     ));
     assert!(plan.contains("tollgate_job_due"), "{plan}");
+}
+
+/// Somebody else has the table locked when the statistics are to be renewed, as a vacuum does: that is passed over by the database, and done
+/// when the table is free.
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_that_could_not_be_renewed_are_renewed_later() {
+    let world = World::new(only("mail", rate(1, HOUR))).await;
+    world.server.psql("alter table apalis.jobs set (autovacuum_enabled = off)");
+    let mut vacuum = world.pool.begin().await.unwrap();
+    sqlx::query("lock table apalis.jobs in share update exclusive mode").execute(&mut *vacuum).await.unwrap();
+    let _worker = world.worker("q");
+    world.push_all("q", jobs("mail", 1_500)).await;
+    world.until("select count(*) from apalis.jobs where status = 'Pending' and run_at > now()", 1_499).await;
+    let begun = Instant::now();
+    while !world.server.log().contains("skipping analyze of \"jobs\"") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody tried");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    vacuum.rollback().await.unwrap();
+    let renewed = "select count(*) from pg_stat_user_tables where schemaname = 'apalis' and relname = 'jobs' and analyze_count > 0";
+    world.until(renewed, 1).await;
 }
 
 /// The sleep of a job whose slot stays goes on by a new time in apalis's row alone. The line has an old one then, and those who sleep are called
