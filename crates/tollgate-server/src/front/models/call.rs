@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use http::header::AUTHORIZATION;
-use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tollgate::ChargeId;
 use tollgate_llm::count::Counted;
@@ -105,9 +104,9 @@ pub(super) async fn answer(
     let caller = models.caller(&setup, &head.headers)?;
     if !setup.clients.is_empty() {
         // A key of the gateway goes no further, whatever the upstream's config says by the time that the call is sent.
-        [AUTHORIZATION, HeaderName::from_static("x-api-key")]
-            .iter()
-            .for_each(|name| drop(head.headers.remove(name)));
+        for name in ["authorization", "x-api-key"] {
+            head.headers.remove(name);
+        }
     }
     let held = models.budget.read(body).await?;
     let request = ModelRequest::read(api, &held.bytes)?;
