@@ -137,7 +137,7 @@ impl<'a> Taken<'a> {
         if paths.is_empty() {
             paths.push("/");
         }
-        let asks = |field: &&str| {
+        let has_field = |field: &&str| {
             route.field(field).is_some_and(|node| node.list().is_none_or(|all| !all.is_empty()))
         };
         Taken {
@@ -146,7 +146,7 @@ impl<'a> Taken<'a> {
             methods: texts(route, "methods").into_iter().collect(),
             hosts: texts(route, "hosts").into_iter().collect(),
             paths,
-            is_odd: NOT_OURS.iter().any(asks),
+            is_odd: NOT_OURS.iter().any(has_field),
         }
     }
 

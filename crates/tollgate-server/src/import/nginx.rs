@@ -221,8 +221,8 @@ impl Import {
 
     /// The hosts of a server, as our routes name them; none where no other server is to be told apart from it, or where it takes what the
     /// others leave.
-    fn hosts(&mut self, server: &Directive, is_told_apart: bool) -> Vec<String> {
-        if !is_told_apart {
+    fn hosts(&mut self, server: &Directive, needs_names: bool) -> Vec<String> {
+        if !needs_names {
             return Vec::new();
         }
         let names = server.block.iter().filter(|directive| directive.name() == "server_name");

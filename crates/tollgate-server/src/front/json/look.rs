@@ -138,17 +138,17 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
         return Err(Fault::malformed("write /v1/status?limit=…&key=…"));
     };
     let namespace = find("namespace");
-    standing(app, &limit, &key_of_url(namespace.as_deref(), &key)?).await
+    key_status(app, &limit, &key_of_url(namespace.as_deref(), &key)?).await
 }
 
 /// The same with the key in the body, so that it is in no address and in no log of a proxy.
 pub(super) async fn status_of_body(app: &App, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
     let body = posted(request).await?;
     let call: OfKey<'_> = requests::read(&body)?;
-    standing(app, &call.limit.0, &call.key.parsed()?).await
+    key_status(app, &call.limit.0, &call.key.parsed()?).await
 }
 
-async fn standing(app: &App, limit: &str, key: &Key<'_>) -> Result<Response<Body>, Fault> {
+async fn key_status(app: &App, limit: &str, key: &Key<'_>) -> Result<Response<Body>, Fault> {
     let state = app.state();
     known_limit(&state, limit)?;
     let share = peer::share().await;
