@@ -439,8 +439,8 @@ mod tests {
                 "every path except /pay/*, by ip: posts-1m 100 per 1m window of the clock",
             ],
             &[
-                "10: a request that the routes `cart` and `posts` match meets one of them there",
-                "15: a request that the routes `posts` and `cart` match meets one of them there",
+                "12: a request that the routes `cart` and `posts` match meets one of them there",
+                "18: a request that the routes `posts` and `cart` match meets one of them there",
             ],
         );
     }

@@ -445,7 +445,7 @@ mod tests {
         let imported = import(text).unwrap();
         assert!(imported.toml.contains("host = [\"a.example.com\"]"), "{}", imported.toml);
         assert_eq!((imported.limits, imported.rules), (2, 2));
-        assert_eq!(imported.notes.len(), 1, "{:?}", imported.notes);
+        assert_eq!(imported.notes.len(), 2, "{:?}", imported.notes);
         assert!(imported.notes[0].starts_with("3: this server takes the hosts that no other has"));
     }
 
