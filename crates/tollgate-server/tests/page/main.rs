@@ -195,7 +195,7 @@ fn a_key_is_charged_denied_shown_by_its_hash_and_reset_with_the_token_alone() {
     answered(&browser, "(400)");
 
     browser.until("document.querySelectorAll('#card-login .offenders tbody tr').length === 1");
-    let shown = text(&browser, "#card-login .offenders tbody tr td");
+    let shown = text(&browser, "#card-login .offenders tbody tr td button");
     assert!(
         shown.ends_with('…') && shown.trim_end_matches('…').chars().all(|c| c.is_ascii_hexdigit()),
         "{shown}"
