@@ -17,7 +17,6 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
@@ -252,14 +251,6 @@ pub(crate) fn visible(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
 }
 
-/// What is encoded in a part of a path or a query.
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':');
-
-/// As a part of a path or a query.
-pub(crate) fn escaped(text: &str) -> String {
-    utf8_percent_encode(text, ENCODED).to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -392,6 +383,5 @@ mod tests {
             let Err(failure) = reply.json() else { panic!("{body} is an answer") };
             assert!(failure.to_string().contains(expected), "{body}: {failure}");
         }
-        assert_eq!(escaped("user:4 2/ü?"), "user:4%202%2F%C3%BC%3F");
     }
 }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use crate::cli::{CheckArgs, LimitsArgs, OfKeyArgs, ResetArgs};
-use crate::client::{Client, escaped, visible};
+use crate::client::{Client, visible};
 use crate::failure::Failure;
 use crate::figures::grouped;
 use crate::screen::{Ink, Tone};
@@ -53,8 +53,7 @@ pub(crate) fn check(args: &CheckArgs) -> Result<ExitCode, Failure> {
 /// `tollgate status`: how a key stands.
 pub(crate) fn status(args: &OfKeyArgs) -> Result<(), Failure> {
     let client = Client::new(&args.server.url)?;
-    let path = format!("/v1/status?limit={}&key={}", escaped(&args.limit), escaped(&args.key));
-    let status = client.get_json(&path)?;
+    let status = client.post_json("/v1/status", &json!({ "limit": args.limit, "key": args.key }))?;
     let mut out = io::stdout().lock();
     let printed = match args.json {
         true => writeln!(out, "{status}"),

@@ -16,7 +16,7 @@ pub(crate) mod recent;
 pub(crate) mod ring;
 mod striped;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -243,6 +243,17 @@ impl Stats {
             }
         }
         offenders::most_denied(all, count)
+    }
+
+    /// The key of a hash, if it is among those that were denied most in the last minutes: only of these is the text kept.
+    pub(crate) fn key_of(&self, hash: &str) -> Option<String> {
+        let second = self.second();
+        let mut all = HashSet::new();
+        for table in self.noted.each() {
+            table.limits.values().for_each(|noted| noted.offenders.add_keys_to(&mut all, second));
+        }
+        // Hashing is slow, and decisions wait for the tables: so not under their locks.
+        all.into_iter().find(|key| self.telemetry.key_hash(key) == hash)
     }
 
     /// The hash under which the log has a key, by its canonical text.
@@ -488,6 +499,8 @@ mod tests {
             assert_eq!((&top[0].who.hash, top[0].standing.capacity), (&hash, 2));
             assert_eq!(top[0].who.key.as_deref(), shows_keys.then_some("user:alice"));
             assert_eq!(stats.offenders("api", 1).len(), 1);
+            assert_eq!(stats.key_of(&hash).as_deref(), Some("user:alice"), "for admins, whatever others see");
+            assert_eq!(stats.key_of(&Telemetry::new().salt("pepper").key_hash("user:carol")), None);
             assert!(stats.offenders("nobody", 1).is_empty());
         }
         let (gate, stats) = watched(true);

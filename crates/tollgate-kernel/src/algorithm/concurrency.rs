@@ -264,5 +264,6 @@ mod tests {
         let outcome = leases.peek(&state, Cost::ONE, Micros::from_secs(3));
         assert!(!outcome.allowed);
         assert_eq!(outcome.retry_after, Some(Micros::from_millis(27_001)));
+        assert_eq!(state.len(), 2, "what cannot be counted is no lease");
     }
 }

@@ -69,6 +69,9 @@ async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Resu
         "/v1/settle" => Box::pin(settle(app, request, settlement)).await,
         "/v1/cancel" => Box::pin(settle(app, request, |call| no_amount(call, Settlement::Cancel))).await,
         "/v1/renew" => Box::pin(settle(app, request, |call| no_amount(call, Settlement::Renew))).await,
+        "/v1/status" if request.method() == Method::POST => {
+            Box::pin(look::status_of_body(app, request)).await
+        }
         "/v1/reset" => Box::pin(admin::reset(app, peer, request)).await,
         "/v1/reload" => Box::pin(admin::reload(app, peer, request)).await,
         "/v1/key" => Box::pin(admin::key(app, peer, request)).await,
@@ -80,7 +83,10 @@ async fn route(app: &Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Resu
         "/v1/jobs/close" => Box::pin(admin::close_job_key(app, peer, request)).await,
         "/v1/jobs/open" => Box::pin(admin::open_job_key(app, peer, request)).await,
         _ => {
-            let looks = || only(&request, "GET, HEAD", &[Method::GET, Method::HEAD]);
+            let looks = || match path {
+                "/v1/status" => only(&request, "GET, HEAD, POST", &[Method::GET, Method::HEAD]),
+                _ => only(&request, "GET, HEAD", &[Method::GET, Method::HEAD]),
+            };
             if let Some(shown) = page::find(path) {
                 looks()?;
                 shown.answer(app, &request)

@@ -3,8 +3,11 @@
 //! Of several plugins of one name the one of the route goes before that of its service, and that before the global one; so each of Kong's routes meets the
 //! limits of one of them. A plugin counts together what all routes in its scope bring, and so does the limit that is made of it. Windows are aligned to the
 //! clock there, and here; those of `rate-limiting-advanced` slide by two counters, unless they are `fixed`.
+//!
+//! A request meets one route there, and here all that match. So a route is written without the paths below its own that other routes
+//! take; where that is no matter of paths alone, it is noted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::written::{Imported, Written, list, quoted};
 use super::yaml::{self, Node};
@@ -18,11 +21,25 @@ struct Carried {
     key: Vec<(&'static str, String)>,
 }
 
+/// A route of Kong, as far as it says which requests are its own.
+struct Taken<'a> {
+    route: &'a Node,
+    name: &'a str,
+    methods: BTreeSet<&'a str>,
+    hosts: BTreeSet<&'a str>,
+    paths: Vec<&'a str>,
+    /// Whether there is more to it than methods, hosts and plain paths.
+    is_odd: bool,
+}
+
 #[derive(Default)]
-struct Import {
+struct Import<'a> {
     written: Written,
+    taken: Vec<Taken<'a>>,
     /// By the line of the plugin: what was made of it.
     carried: HashMap<usize, Option<Carried>>,
+    /// The routes that are written, by their fields.
+    rules: HashSet<Vec<String>>,
     has_plain_paths: Option<usize>,
 }
 
@@ -38,7 +55,9 @@ pub(super) fn import(text: &str) -> Result<Imported, String> {
             document.line
         ));
     }
-    let mut import = Import::default();
+    let nested = items(document, "services").iter().flat_map(|service| items(service, "routes"));
+    let taken = nested.chain(items(document, "routes")).map(Taken::of).collect();
+    let mut import = Import { taken, ..Import::default() };
     let global = import.plugin(document, "", true);
     let mut count = 0;
     for service in items(document, "services") {
@@ -95,9 +114,77 @@ fn reference<'a>(plugin: &'a Node, scope: &str) -> Option<&'a str> {
     field.text().or_else(|| text_of(field, "name")).filter(|name| !name.is_empty())
 }
 
-impl Import {
+/// What routes may ask for that ours do not.
+const NOT_OURS: [&str; 5] = ["headers", "snis", "sources", "destinations", "expression"];
+
+fn texts<'a>(node: &'a Node, field: &str) -> Vec<&'a str> {
+    items(node, field).iter().filter_map(Node::text).collect()
+}
+
+/// Whether our routes can name a path.
+fn is_plain(path: &str) -> bool {
+    path.starts_with('/') && !path.contains(['{', '}', '*', '(', '\\', '$'])
+}
+
+/// A path and all below it.
+fn below(path: &str) -> String {
+    format!("{}/*", path.trim_end_matches('/'))
+}
+
+impl<'a> Taken<'a> {
+    fn of(route: &'a Node) -> Taken<'a> {
+        let mut paths = texts(route, "paths");
+        if paths.is_empty() {
+            paths.push("/");
+        }
+        let has_field = |field: &&str| {
+            route.field(field).is_some_and(|node| node.list().is_none_or(|all| !all.is_empty()))
+        };
+        Taken {
+            route,
+            name: text_of(route, "name").unwrap_or("route"),
+            methods: texts(route, "methods").into_iter().collect(),
+            hosts: texts(route, "hosts").into_iter().collect(),
+            paths,
+            is_odd: NOT_OURS.iter().any(has_field),
+        }
+    }
+
+    /// The paths strictly below this one that the other takes from it for sure.
+    fn taken_below(&self, other: &Taken<'a>, path: &str) -> Vec<&'a str> {
+        let is_alike =
+            self.methods == other.methods && self.hosts == other.hosts && !other.is_odd && !self.is_odd;
+        let is_below = |other: &&&str| is_plain(other) && covers(path, other) && below(other) != below(path);
+        other.paths.iter().filter(|_| is_alike).filter(is_below).copied().collect()
+    }
+
+    /// Whether both may match one request in another way than that the path of one is below that of the other.
+    fn overlaps(&self, other: &Taken<'a>, path: &str) -> bool {
+        let meet = |one: &BTreeSet<&str>, two: &BTreeSet<&str>| {
+            one.is_empty() || two.is_empty() || !one.is_disjoint(two)
+        };
+        let is_alike =
+            self.methods == other.methods && self.hosts == other.hosts && !other.is_odd && !self.is_odd;
+        let on_one_path = |theirs: &&str| {
+            is_plain(theirs)
+                && (covers(path, theirs) || covers(theirs, path))
+                && (!is_alike || below(theirs) == below(path))
+        };
+        meet(&self.methods, &other.methods)
+            && meet(&self.hosts, &other.hosts)
+            && other.paths.iter().any(on_one_path)
+    }
+}
+
+/// Whether one path is the other, or above it.
+fn covers(path: &str, other: &str) -> bool {
+    let path = path.trim_end_matches('/');
+    other.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+impl<'a> Import<'a> {
     /// The plugin of a scope, among those that stand in it.
-    fn plugin<'a>(&mut self, node: &'a Node, scope: &str, is_global: bool) -> Option<&'a Node> {
+    fn plugin<'b>(&mut self, node: &'b Node, scope: &str, is_global: bool) -> Option<&'b Node> {
         let refers = |plugin: &&Node| {
             ["service", "route", "consumer", "consumer_group"]
                 .iter()
@@ -130,7 +217,7 @@ impl Import {
     }
 
     /// The plugin of the whole file that refers to a service or a route.
-    fn referring<'a>(&mut self, document: &'a Node, scope: &str, name: &str) -> Option<&'a Node> {
+    fn referring<'b>(&mut self, document: &'b Node, scope: &str, name: &str) -> Option<&'b Node> {
         let is_it = |plugin: &&Node| {
             is_ours(plugin)
                 && reference(plugin, scope) == Some(name)
@@ -144,13 +231,12 @@ impl Import {
         let own = self.plugin(route, name, false).or(self.referring(document, "route", name));
         let Some(plugin) = own.or(outer) else { return };
         let mut fields = Vec::new();
-        let texts = |field: &str| items(route, field).iter().filter_map(Node::text).collect::<Vec<_>>();
-        let methods = texts("methods");
+        let methods = texts(route, "methods");
         if !methods.is_empty() {
             fields.push(("method", list(methods)));
         }
         let (hosts, odd): (Vec<&str>, Vec<&str>) =
-            texts("hosts").into_iter().partition(|host| !host.ends_with('*'));
+            texts(route, "hosts").into_iter().partition(|host| !host.ends_with('*'));
         if !odd.is_empty() {
             self.written.note(
                 route.line,
@@ -161,7 +247,7 @@ impl Import {
         if !hosts.is_empty() {
             fields.push(("host", list(hosts)));
         }
-        for field in ["headers", "snis", "sources", "destinations", "expression"] {
+        for field in NOT_OURS {
             if let Some(node) =
                 route.field(field).filter(|node| node.list().is_none_or(|list| !list.is_empty()))
             {
@@ -172,13 +258,10 @@ impl Import {
             }
         }
         let carried = self.carry(plugin, name);
-        let paths = texts("paths");
-        if paths.is_empty() {
-            return self.routes(route.line, carried, &fields);
-        }
-        for path in paths {
-            let is_plain = path.starts_with('/') && !path.contains(['{', '}', '*', '(', '\\', '$']);
-            if !is_plain {
+        let own = Taken::of(route);
+        let mut overlapping = BTreeSet::new();
+        for path in own.paths.iter().copied() {
+            if !is_plain(path) {
                 self.written.note(route.line, format!("the path `{path}` of the route `{name}` was left out: our routes match paths, not expressions"));
                 continue;
             }
@@ -187,9 +270,29 @@ impl Import {
             }
             let mut fields = fields.clone();
             if path != "/" {
-                fields.push(("path", quoted(&format!("{}/*", path.trim_end_matches('/')))));
+                fields.push(("path", quoted(&below(path))));
             }
+            let others = || self.taken.iter().filter(|other| !std::ptr::eq(other.route, route));
+            // A longer path of the same route is a rule of its own too.
+            let except: BTreeSet<String> =
+                self.taken.iter().flat_map(|other| own.taken_below(other, path)).map(below).collect();
+            if !except.is_empty() {
+                fields.push(("except", list(except)));
+            }
+            overlapping.extend(
+                others().filter(|other| own.overlaps(other, path)).map(|other| other.name.to_owned()),
+            );
             self.routes(route.line, carried.clone(), &fields);
+        }
+        if let Some(other) = overlapping.first().filter(|_| carried.is_some()) {
+            let more = match overlapping.len() {
+                1 => String::new(),
+                count => format!(" (and {} others)", count - 1),
+            };
+            self.written.note(
+                route.line,
+                format!("a request that the routes `{name}` and `{other}`{more} match meets one of them there, and the limits of all of them here"),
+            );
         }
     }
 
@@ -199,7 +302,10 @@ impl Import {
             let mut all = vec![("limit", quoted(&limit))];
             all.extend(fields.iter().cloned());
             all.extend(key.iter().cloned());
-            self.written.rule("routes", line, &all);
+            // A second of the same would charge each request twice.
+            if self.rules.insert(all.iter().map(|(name, value)| format!("{name}={value}")).collect()) {
+                self.written.rule("routes", line, &all);
+            }
         }
     }
 
@@ -330,9 +436,43 @@ mod tests {
                 "GET, POST /cart/*, by user: cart-1s 5 per 1s window of the clock",
                 "GET, POST /cart/*, by user: cart-1h 1000 per 1h window of the clock",
                 "/pay/*, by x-team: pay-90s about 3 in any 1m30s",
-                "every request, by ip: posts-1m 100 per 1m window of the clock",
+                "every path except /pay/*, by ip: posts-1m 100 per 1m window of the clock",
             ],
-            &[],
+            &[
+                "12: a request that the routes `cart` and `posts` match meets one of them there",
+                "18: a request that the routes `posts` and `cart` match meets one of them there",
+            ],
+        );
+    }
+
+    /// Regression: a request below two paths met the limits of both routes, and where both had the global plugin it was charged twice.
+    #[test]
+    fn a_request_meets_the_route_of_the_longest_path_alone() {
+        check(
+            "plugins: [{name: rate-limiting, config: {minute: 9, limit_by: ip}}]\nservices: [{name: a, routes: [{name: all, paths: [/]}, {name: api, paths: [/api]}, {name: v2, paths: [/api/v2/, /api]}]}]\n",
+            &[
+                "every path except /api/*, /api/v2/*, by ip: all-1m 9 per 1m window of the clock",
+                "/api/* except /api/v2/*, by ip: all-1m 9 per 1m window of the clock",
+                "/api/v2/*, by ip: all-1m 9 per 1m window of the clock",
+            ],
+            &[
+                "2: a request that the routes `api` and `v2` match",
+                "2: a request that the routes `v2` and `api` match",
+                "2: paths match by characters",
+            ],
+        );
+        // Of others that may match the same it is not known here which one it would be.
+        check(
+            "plugins: [{name: rate-limiting, config: {minute: 9}}]\nroutes: [{name: get, paths: [/a/], methods: [GET]}, {name: post, paths: [/a/], methods: [POST]}, {name: of-host, paths: [/a/b/], methods: [GET], hosts: [a.com]}]\n",
+            &[
+                "GET /a/*, by user: get-1m 9 per 1m window of the clock",
+                "POST /a/*, by user: get-1m 9 per 1m window of the clock",
+                "GET /a/b/* of host a.com, by user: get-1m 9 per 1m window of the clock",
+            ],
+            &[
+                "2: a request that the routes `get` and `of-host` match",
+                "2: a request that the routes `of-host` and `get` match",
+            ],
         );
     }
 

@@ -2,6 +2,9 @@
 //!
 //! Its window opens at the first request of a counter, and so does ours. A condition that compares one entry of the descriptor with a text becomes
 //! `key=value`, a variable becomes `key`; whatever else a condition says is noted.
+//!
+//! There a descriptor meets every limit whose entries it has, in any order and among others. Here it meets the most specific rule with exactly its
+//! entries. Which descriptors come the file does not say, so where that may differ it is noted, once for each namespace.
 
 use std::collections::HashSet;
 
@@ -16,14 +19,40 @@ pub(super) fn import(text: &str) -> Result<Imported, String> {
         return Err(format!("line {}: it is not a list of limits", document.line));
     };
     let mut written = Written::default();
-    let mut seen = HashSet::new();
+    let mut seen = Vec::new();
     for limit in limits {
         one(&mut written, &mut seen, limit);
     }
+    note_descriptors(&mut written, &seen);
     Ok(written.finish())
 }
 
-fn one(written: &mut Written, seen: &mut HashSet<(String, Vec<String>)>, node: &Node) {
+/// A limit that became a rule.
+struct Seen {
+    line: usize,
+    namespace: String,
+    entries: Vec<String>,
+}
+
+/// Notes the namespaces whose descriptors may meet other limits than there.
+fn note_descriptors(written: &mut Written, all: &[Seen]) {
+    let mut noted = HashSet::new();
+    for (index, one) in all.iter().enumerate() {
+        let is_second = all[..index].iter().any(|other| other.namespace == one.namespace);
+        if (one.entries.len() > 1 || is_second) && noted.insert(&one.namespace) {
+            written.note(
+                one.line,
+                format!(
+                    "in `{}` a descriptor meets all limits whose entries it has there, and here the one rule with exactly its entries in this order: \
+                     compare the entries with the descriptors that are sent",
+                    one.namespace
+                ),
+            );
+        }
+    }
+}
+
+fn one(written: &mut Written, seen: &mut Vec<Seen>, node: &Node) {
     let text = |name: &str| node.field(name).and_then(Node::text).filter(|text| !text.is_empty());
     for (name, field) in node.map().unwrap_or_default() {
         if !["namespace", "max_value", "seconds", "conditions", "variables", "name", "id"].contains(&&**name)
@@ -64,13 +93,13 @@ fn one(written: &mut Written, seen: &mut HashSet<(String, Vec<String>)>, node: &
             "a limit without conditions and variables was left out: our rules name at least one entry of the descriptor",
         );
     }
-    let key = (namespace.to_owned(), entries.clone());
-    if !seen.insert(key) {
+    if seen.iter().any(|other| other.namespace == namespace && other.entries == entries) {
         return written.note(
             node.line,
             "another limit before it matches the same, and this one was left out: write a second limit by hand",
         );
     }
+    seen.push(Seen { line: node.line, namespace: namespace.to_owned(), entries: entries.clone() });
     let wanted = text("name").map_or_else(|| format!("{namespace}-{}", entries.join("-")), str::to_owned);
     let name = match max {
         0 => written.limit(&wanted, node.line, &[("blocked", "true".to_owned())]),
@@ -142,7 +171,12 @@ mod tests {
             "{}",
             imported.toml
         );
-        assert_eq!((imported.limits, imported.rules, imported.notes.len()), (2, 2, 0));
+        assert_eq!((imported.limits, imported.rules, imported.notes.len()), (2, 2, 1));
+        assert!(
+            imported.notes[0].starts_with("1: in `toystore` a descriptor meets all limits"),
+            "{:?}",
+            imported.notes
+        );
         assert_eq!(
             (imported.line_of("limits.closed.limit"), imported.line_of("envoy[1].domain")),
             (Some(7), Some(1))

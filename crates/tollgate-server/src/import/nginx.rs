@@ -8,7 +8,7 @@
 
 mod syntax;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use self::syntax::Directive;
 use super::written::{Imported, Written, list, quoted};
@@ -39,10 +39,13 @@ struct Context {
     limits: Vec<Applied>,
 }
 
+#[derive(Default)]
 struct Import {
     zones: HashMap<String, Zone>,
     /// The limits that are written, by what they are of.
     limits: HashMap<Applied, String>,
+    /// The routes that are written, by their fields.
+    routes: HashSet<Vec<String>>,
     written: Written,
 }
 
@@ -56,7 +59,7 @@ struct Inherited {
 /// Carries a file over, or says why it cannot be read at all.
 pub(super) fn import(text: &str) -> Result<Imported, String> {
     let directives = syntax::read(text)?;
-    let mut import = Import { zones: HashMap::new(), limits: HashMap::new(), written: Written::default() };
+    let mut import = Import::default();
     import.read_zones(&directives);
     if import.zones.is_empty() {
         return Err("there is no `limit_req_zone` in it; name the file that has the zones".to_owned());
@@ -184,13 +187,8 @@ impl Import {
 
     fn server(&mut self, server: &Directive, outer: &Inherited, has_hosts: bool) {
         let here = self.own(&server.block, outer);
-        let hosts: Vec<&str> = server
-            .block
-            .iter()
-            .filter(|directive| directive.name() == "server_name")
-            .flat_map(|directive| directive.words.iter().skip(1).map(String::as_str))
-            .filter(|name| !matches!(*name, "_" | "") && !name.starts_with('~') && !name.ends_with(".*"))
-            .collect();
+        let hosts =
+            self.hosts(server, has_hosts && (!here.limits.is_empty() || has_own_limits(&server.block)));
         let mut contexts =
             vec![Context { line: server.line, path: None, is_exact: false, limits: here.limits.clone() }];
         self.locations(&server.block, &here, &mut contexts);
@@ -215,11 +213,41 @@ impl Import {
             {
                 continue;
             }
-            let hosts = if has_hosts { &hosts[..] } else { &[] };
             for limit in &context.limits {
-                self.route(context, limit, &except, hosts);
+                self.route(context, limit, &except, &hosts);
             }
         }
+    }
+
+    /// The hosts of a server, as our routes name them; none where no other server is to be told apart from it, or where it takes what the
+    /// others leave.
+    fn hosts(&mut self, server: &Directive, needs_names: bool) -> Vec<String> {
+        if !needs_names {
+            return Vec::new();
+        }
+        let names = server.block.iter().filter(|directive| directive.name() == "server_name");
+        let names = names.flat_map(|directive| directive.words.iter().skip(1));
+        let (mut hosts, mut odd) = (Vec::new(), Vec::new());
+        for name in names.filter(|name| !matches!(name.as_str(), "_" | "")) {
+            match name.strip_prefix('.') {
+                // This one and all below it.
+                Some(bare) => hosts.extend([bare.to_owned(), format!("*.{bare}")]),
+                None if name.starts_with('~') || name.ends_with(".*") || name.contains('$') => odd.push(name),
+                None => hosts.push(name.clone()),
+            }
+        }
+        match (&odd[..], hosts.is_empty()) {
+            ([], false) => {}
+            ([first, ..], false) => self.written.note(
+                server.line,
+                format!("the host `{first}` was left out, and nothing limits it: our routes match names and *.NAME"),
+            ),
+            (_, true) => self.written.note(
+                server.line,
+                "this server takes the hosts that no other has; its limits hold for every host here, also beside those of other servers: write `host` by hand",
+            ),
+        }
+        hosts
     }
 
     fn locations(&mut self, directives: &[Directive], outer: &Inherited, contexts: &mut Vec<Context>) {
@@ -266,7 +294,7 @@ impl Import {
         }
     }
 
-    fn route(&mut self, context: &Context, limit: &Applied, except: &[String], hosts: &[&str]) {
+    fn route(&mut self, context: &Context, limit: &Applied, except: &[String], hosts: &[String]) {
         let Some(zone) = self.zones.get(&limit.zone) else { return };
         let name = match self.limits.get(limit) {
             Some(name) => name.clone(),
@@ -315,8 +343,16 @@ impl Import {
         if key != "all" && key != "ip" {
             fields.push(("if_missing", quoted("skip")));
         }
-        self.written.rule("routes", context.line, &fields);
+        // Servers for several ports have the same hosts and limits: a second route would charge each request twice.
+        if self.routes.insert(fields.iter().map(|(name, value)| format!("{name}={value}")).collect()) {
+            self.written.rule("routes", context.line, &fields);
+        }
     }
+}
+
+/// Whether a block has limits of its own, at any depth.
+fn has_own_limits(directives: &[Directive]) -> bool {
+    directives.iter().any(|directive| directive.name() == "limit_req" || has_own_limits(&directive.block))
 }
 
 impl Context {
@@ -409,5 +445,37 @@ mod tests {
         let imported = import(text).unwrap();
         assert!(imported.toml.contains("host = [\"a.example.com\"]"), "{}", imported.toml);
         assert_eq!((imported.limits, imported.rules), (2, 2));
+        assert_eq!(imported.notes.len(), 2, "{:?}", imported.notes);
+        assert!(imported.notes[0].starts_with("3: this server takes the hosts that no other has"));
+    }
+
+    /// Regression: a second server for another port made a second route, and each request was charged twice; a name with a point before it
+    /// made a config that is not valid; an expression was passed over without a word.
+    #[test]
+    fn servers_with_the_same_hosts_are_one_and_every_kind_of_name_is_read_or_noted() {
+        let zone = "limit_req_zone $binary_remote_addr zone=z:1m rate=1r/s;\nlimit_req zone=z;\n";
+        check(
+            &format!(
+                "{zone}server {{ listen 80; server_name .a.com; }}\nserver {{ listen 443 ssl; server_name .a.com; }}"
+            ),
+            &["of host a.com, *.a.com, by ip: z 1/s, bursts of 1"],
+            &[],
+        );
+        check(
+            &format!(
+                "{zone}server {{ server_name a.com ~^b[.]com$; }}\nserver {{ server_name ~^c; }}\nserver {{ server_name $hostname d.com; limit_req zone=z burst=1; }}"
+            ),
+            &[
+                "of host a.com, by ip: z 1/s, bursts of 1",
+                "every request, by ip: z 1/s, bursts of 1",
+                "of host d.com, by ip: z-2 1/s evenly, up to 2 waiting",
+            ],
+            &[
+                "3: the host `~^b[.]com$` was left out",
+                "4: this server takes the hosts that no other has",
+                "5: the host `$hostname` was left out",
+                "5: zone `z` is used with different bursts",
+            ],
+        );
     }
 }

@@ -8,6 +8,8 @@
 //! Each stripe of threads (`striped.rs`) has such a table for each limit. What the tables have for certain adds up; a key with more than a 64th of
 //! all denials has as much in one of them.
 
+use std::collections::HashSet;
+
 use tollgate::store::Micros;
 
 use super::recent::Rows;
@@ -104,6 +106,12 @@ impl Offenders {
             }
         };
         &mut self.minutes[at]
+    }
+
+    /// Adds the texts of the keys that were denied in the last minutes.
+    pub(super) fn add_keys_to(&self, all: &mut HashSet<String>, second: u64) {
+        let recent = self.minutes.iter().filter(|minute| minute.number + MINUTES > second / 60);
+        all.extend(recent.flat_map(|minute| &minute.known).map(|one| one.key.clone()));
     }
 
     /// Adds the keys that were denied in the last minutes.

@@ -184,6 +184,38 @@ fn a_key_is_looked_at_blocked_raised_and_as_before() {
     assert!(!server.output().contains("initech"), "{}", server.output());
 }
 
+/// An operator who sees only hashes gets from a denied key to its page. The key is in no address there either.
+#[test]
+fn a_denied_key_is_opened_by_its_hash() {
+    let server = server::with_config(POLICY);
+    charge(&server, "login", 5);
+    let browser = Browser::start();
+    browser.media("light");
+    browser.size(1400, 1000);
+    browser.open(&format!("{}/", server.url()));
+    browser.until("document.querySelector('#limit-login .d b')");
+    browser.run("document.querySelector('#card-login') || document.querySelector('#limit-login .name button').click()");
+    browser.until("document.querySelector('#card-login .offenders a[href]')");
+    accessible(&browser, "a denied key with a link");
+    browser.click("#card-login .offenders a");
+    browser.until("document.getElementById('key-problem').textContent === 'This needs the admin token.'");
+    browser.type_in("#key-token", "open sesame");
+    browser.click("#key-open button");
+    browser.until(&format!("document.getElementById('key-name').textContent === {}", json!(KEY)));
+    let address = browser.run("return location.pathname + location.hash");
+    let address = address.as_str().expect("a text");
+    let hash = address.strip_prefix("/key#").unwrap_or_else(|| panic!("{address}"));
+    assert!(hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{address}");
+    assert_eq!(text(&browser, "#key-hash"), format!("hash {}…", &hash[..12]));
+    // What only looks like a hash is a key.
+    let digits = "0123456789abcdef".repeat(2);
+    browser.run("document.getElementById('key-text').value = ''");
+    browser.type_in("#key-text", &digits);
+    browser.click("#key-open button");
+    browser.until(&format!("document.getElementById('key-name').textContent === '{digits}'"));
+    browser.until("document.getElementById('key-problem').textContent.startsWith('no key with this hash')");
+}
+
 /// Sixty limits: only those that the key meets are rows.
 #[test]
 fn a_key_that_meets_few_of_sixty_limits_has_few_rows() {

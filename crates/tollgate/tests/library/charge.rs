@@ -416,3 +416,22 @@ fn a_settlement_by_name_is_a_settlement() {
     assert_eq!(ready(gate.settle(id, &Settlement::Cancel)).unwrap(), tollgate::Settled::Already);
     assert_eq!(used(&gate, "a"), [1, 0, 0, 0]);
 }
+
+/// Many keys at once take the fast path only where a single check may: under a limit in shadow mode nothing is denied, and what it would have
+/// denied is said.
+#[test]
+fn many_keys_are_answered_like_each_by_itself() {
+    let keys = ["a", "b", "a", "a", "blocked"];
+    let one_by_one = |gate: &Tollgate, name: &str| -> Vec<Outcome> {
+        keys.iter().map(|key| gate.local(name).unwrap().check(*key)).collect()
+    };
+    for name in ["api", "tight", "slow", "watching", "free", "shut", "watched-shut"] {
+        let [alone, together] = [limits(&hands()), limits(&hands())];
+        let mut outcomes = Vec::new();
+        for round in 0..3 {
+            outcomes.clear();
+            together.local(name).unwrap().check_many(&keys, &mut outcomes);
+            assert_eq!(outcomes, one_by_one(&alone, name), "{name}, round {round}");
+        }
+    }
+}

@@ -294,6 +294,31 @@ fn what_is_given_back_by_other_numbers_keeps_the_instant() {
     assert_eq!(state.under, Some(slow.numbers()));
 }
 
+/// A charge that is older than a change may have refilled by the rate before it, of which the count may differ alone.
+#[test]
+fn what_refilled_by_the_rate_before_a_change_is_not_given_back() {
+    let (fast, slow) = (bucket("7/s", 20), bucket("3/s", 20));
+    let (mut state, at) = (BucketState::default(), Micros::from_secs(1));
+    assert!(fast.charge(&mut state, Cost::new(14).unwrap(), at).allowed);
+    let now = Micros::from_secs(2);
+    assert!(slow.charge(&mut state, Cost::new(10).unwrap(), now).allowed);
+    assert_eq!(slow.peek(&state, Cost::MAX, now).remaining, 3);
+    slow.give_back(&mut state, Taken { cost: 14, at }, 14, now);
+    assert_eq!(slow.peek(&state, Cost::MAX, now).remaining, 10, "7 of 14 refilled at 7/s, so 7 come back");
+}
+
+/// A debt is owed by a larger burst too, whichever version of the limit settles.
+#[test]
+fn a_debt_of_a_smaller_burst_is_owed_by_a_larger_one() {
+    let (small, large) = (bucket("1/s", 5), bucket("1/s", 20));
+    let (mut state, now) = (BucketState::default(), Micros::from_secs(1));
+    assert!(large.charge(&mut state, Cost::new(10).unwrap(), now).allowed);
+    small.adopt(&mut state, now);
+    assert_eq!(large.peek(&state, Cost::MAX, now).remaining, 10);
+    small.debit(&mut state, 4, now);
+    assert_eq!(large.peek(&state, Cost::MAX, now).remaining, 6);
+}
+
 /// What a larger burst misses is kept up to so many times its burst and its longest debt, whatever callers settle.
 #[test]
 fn what_only_a_larger_burst_misses_has_an_end() {

@@ -8,6 +8,7 @@ use http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN};
 use http::uri::Authority;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use tollgate::Key;
 use tollgate_jobs::OpenedKey;
 
 use super::body::Body;
@@ -95,8 +96,36 @@ pub(super) async fn key(
     authorize(app, peer, "key", &request)?;
     let body = posted(request).await?;
     let call: OneKey<'_> = requests::read(&body)?;
-    let key = call.key.parsed()?;
-    Ok(page::json(page::key_view(app, &key).await))
+    match (&call.key, &call.hash) {
+        (Some(key), None) => Ok(page::json(page::key_view(app, &key.parsed()?).await)),
+        (None, Some(hash)) => {
+            let key = key_of(app, &hash.0)?;
+            Ok(page::json(page::key_view(app, &key).await))
+        }
+        _ => Err(Fault::malformed("write `key` or `hash`, and not both")),
+    }
+}
+
+/// The key of a hash. A hash cannot be turned back, so it is one of the keys whose texts are known.
+fn key_of(app: &App, hash: &str) -> Result<Key<'static>, Fault> {
+    if hash.len() != 32 || !hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
+        return Err(Fault::malformed(
+            "`hash` has 32 digits from 0 to f, as the log and `tollgate hash` write them",
+        ));
+    }
+    let state = app.state();
+    let policy = state.gate.policy();
+    let overridden =
+        policy.rules().iter().flat_map(tollgate::Rule::overrides).map(|(key, _)| key.canonical());
+    let known = overridden.map(str::to_owned).find(|key| app.stats.key_hash(key) == hash);
+    let key =
+        known.or_else(|| app.stats.key_of(hash)).and_then(|text| Key::parse(&text).ok().map(Key::into_owned));
+    key.ok_or_else(|| {
+        Fault::not_found(
+            "no key with this hash was denied in the last five minutes or has an override, and a hash cannot be turned back; \
+             name the key itself",
+        )
+    })
 }
 
 /// The state of language models. It shows clients and their usage, so it is for admins.
@@ -198,7 +227,7 @@ pub(super) async fn open_job_key(
 }
 
 /// The reader of the jobs' database, for a key that jobs may have. A type or a queue that no policy names is a mistake.
-fn job_reader(app: &App, key: &tollgate::Key<'_>) -> Result<tollgate_jobs::JobsReader, Fault> {
+fn job_reader(app: &App, key: &Key<'_>) -> Result<tollgate_jobs::JobsReader, Fault> {
     let state = app.state();
     let jobs = &state.config.jobs;
     if jobs.is_empty() {
@@ -206,8 +235,8 @@ fn job_reader(app: &App, key: &tollgate::Key<'_>) -> Result<tollgate_jobs::JobsR
             "the config says nothing of jobs; write [jobs.types.NAME] with limit and window",
         ));
     }
-    let known: Vec<tollgate::Key<'_>> = jobs.scopes().filter_map(|(scope, _)| scope.key().ok()).collect();
-    let is_same = |one: &tollgate::Key<'_>| one.namespace() == key.namespace() && one.key() == key.key();
+    let known: Vec<Key<'_>> = jobs.scopes().filter_map(|(scope, _)| scope.key().ok()).collect();
+    let is_same = |one: &Key<'_>| one.namespace() == key.namespace() && one.key() == key.key();
     if matches!(&*key.namespace(), "job" | "queue") && !known.iter().any(is_same) {
         let names = known.iter().map(|key| key.canonical().to_owned()).collect();
         return Err(Fault::unknown_limit("no policy of jobs has this key", names));

@@ -3,16 +3,17 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use http::{Response, StatusCode};
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
 use serde_json::{Value, json};
 use tollgate::route::decoded;
 use tollgate::store::StoreState;
-use tollgate::{Allowance, Rule};
+use tollgate::{Allowance, Key, Rule};
 
 use super::body::Body;
 use super::fault::Fault;
-use super::requests::key_of_url;
-use super::{json as answered, known_limit, render, text};
+use super::requests::{self, OfKey, key_of_url};
+use super::{json as answered, known_limit, posted, render, text};
 use crate::app::{App, State};
 use crate::front::peer;
 
@@ -137,11 +138,21 @@ async fn status(app: &App, query: Option<&str>) -> Result<Response<Body>, Fault>
         return Err(Fault::malformed("write /v1/status?limit=…&key=…"));
     };
     let namespace = find("namespace");
-    let key = key_of_url(namespace.as_deref(), &key)?;
+    key_status(app, &limit, &key_of_url(namespace.as_deref(), &key)?).await
+}
+
+/// The same with the key in the body, so that it is in no address and in no log of a proxy.
+pub(super) async fn status_of_body(app: &App, request: Request<Incoming>) -> Result<Response<Body>, Fault> {
+    let body = posted(request).await?;
+    let call: OfKey<'_> = requests::read(&body)?;
+    key_status(app, &call.limit.0, &call.key.parsed()?).await
+}
+
+async fn key_status(app: &App, limit: &str, key: &Key<'_>) -> Result<Response<Body>, Fault> {
     let state = app.state();
-    known_limit(&state, &limit)?;
+    known_limit(&state, limit)?;
     let share = peer::share().await;
-    let outcome = state.gate.status(&limit, &key).await.map_err(|error| Fault::undecided(&error))?;
+    let outcome = state.gate.status(limit, key).await.map_err(|error| Fault::undecided(&error))?;
     drop(share);
     let mut out = String::with_capacity(192);
     let _ = write!(out, "{{\"limit\":\"{limit}\",\"allowed\":{},", outcome.numbers().allowed);

@@ -62,12 +62,14 @@ pub(crate) struct OfKey<'a> {
     pub(crate) key: KeyText<'a>,
 }
 
-/// The body of a call about one key under all limits.
+/// The body of a call about one key under all limits: the key, or the hash by which the log and the page name it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OneKey<'a> {
-    #[serde(borrow)]
-    pub(crate) key: KeyText<'a>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    pub(crate) key: Option<KeyText<'a>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    pub(crate) hash: Option<Text<'a>>,
 }
 
 /// The body of a call that sets an override.

@@ -3,7 +3,7 @@
 /** One cell: quoted where it must be. A text that a spreadsheet would take for a formula is made a text. */
 function cell(value) {
   if (value === null || value === undefined) return "";
-  const text = typeof value === "string" && /^[=+\-@\t]/.test(value) ? `'${value}` : String(value);
+  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

@@ -27,8 +27,12 @@ const at = (text) => Date.parse(text) / 1000;
 
 // The request.
 
+const HASH = /^[0-9a-f]{32}$/;
+
 async function open(text, token) {
-  const answered = await ask("POST", "/v1/key", { key: text }, token);
+  // What looks like a hash may be a key all the same.
+  const byHash = HASH.test(text) ? await ask("POST", "/v1/key", { hash: text }, token) : null;
+  const answered = byHash && byHash.status !== 404 ? byHash : await ask("POST", "/v1/key", { key: text }, token);
   if (answered.status === 401) {
     put($("key-problem"), token ? "That is not the admin token." : "This needs the admin token.");
     $("key-token").hidden = false;
@@ -40,7 +44,7 @@ async function open(text, token) {
     return;
   }
   tokenWorked(token);
-  put($("key-problem"), "");
+  put($("key-problem"), byHash?.status === 404 ? byHash.reply.detail : "");
   const isOther = key !== answered.reply.key;
   key = answered.reply.key;
   show(answered.reply, isOther);
@@ -435,4 +439,13 @@ export function startKey() {
     last.decisions.map((one) => [new Date(one.at_ms).toISOString(), one.limit, one.what, one.cost, one.left, one.retry_after_ms, one.why, one.times])));
   setInterval(refresh, EVERY_MS);
   $("key-text").focus();
+  // A link of the overview names a key by its hash.
+  const openLinked = () => {
+    const hash = location.hash.slice(1);
+    if (!HASH.test(hash)) return;
+    $("key-text").value = hash;
+    $("key-open").requestSubmit();
+  };
+  addEventListener("hashchange", openLinked);
+  openLinked();
 }

@@ -268,7 +268,7 @@ function offenderRow(limit) {
   const button = make("button", "plain");
   button.type = "button";
   button.addEventListener("click", () => choose(limit, button));
-  return h("tr", h("td", button), h("td.num.deny"), h("td.num"), h("td.num"));
+  return h("tr", h("td", button, " ", h("a.faint", "open")), h("td.num.deny"), h("td.num"), h("td.num"));
 }
 
 function showOffenders(card, limit) {
@@ -284,6 +284,9 @@ function showOffenders(card, limit) {
     button.dataset.hash = one.hash;
     button.dataset.key = one.key ?? "";
     if (button.textContent !== "Copied") put(button, isKey ? one.key : `${one.hash.slice(0, 12)}…`);
+    // The page of a key takes the hash, so that no key is in an address.
+    attribute(button.nextElementSibling, "href", `/key#${one.hash}`);
+    attribute(button.nextElementSibling, "aria-label", `Open ${isKey ? one.key : one.hash.slice(0, 12)}`);
     attribute(button, "title", isKey ? "Try this key" : `Copy ${one.hash}, by which the log names this key`);
     put(times, rate(one.denials));
     const resetIn = one.last_denied * 1000 + one.reset_after_ms - last.second * 1000;
@@ -408,11 +411,13 @@ function showShadow() {
   }));
 }
 
-function showNamespaces(namespaces) {
+/** What was decided for each namespace. Admissions that are counted in this process come as numbers and say nothing of keys: they are not known here. */
+function showNamespaces({ namespaces, store }) {
+  const isKnown = store.mode !== "memory";
   $("namespaces").hidden = namespaces.length === 0;
   const count = (value, what) => h("td.num", value > 0 ? h(what, rate(value)) : h("span.faint", "0"));
   fill($("namespace-rows"), namespaces, () => namespaces.slice(0, 8).map(({ namespace, allowed, denied, would_deny: would }) =>
-    h("tr", h("td.mono", namespace), count(denied, "b.deny"), count(would, "span"), count(allowed, "span"))));
+    h("tr", h("td.mono", namespace), count(denied, "b.deny"), count(would, "span"), isKnown ? count(allowed, "span") : h("td.num", h("span.faint", "–")))));
 }
 
 /** Shows a snapshot. False if seconds are missing before it. */
@@ -424,7 +429,7 @@ export function showLimits(snapshot) {
   put($("more"), `and ${number.format(snapshot.more_limits)} limits more, which /v1/limits lists`);
   offer(snapshot);
   showFleet(snapshot);
-  showNamespaces(snapshot.namespaces);
+  showNamespaces(snapshot);
   return isWhole;
 }
 

@@ -95,8 +95,7 @@ $("try").addEventListener("submit", (event) => {
 });
 
 $("look").addEventListener("click", () => withForm(async () => {
-  const { limit, key } = asked();
-  const answered = await ask("GET", `/v1/status?limit=${encodeURIComponent(limit)}&key=${encodeURIComponent(key)}`);
+  const answered = await ask("POST", "/v1/status", asked());
   const { reply } = answered;
   if (!answered.isOk) problem(answered);
   else if (reply.capacity === null) answer("allowed", "Nothing is counted here.", "");
