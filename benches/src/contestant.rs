@@ -193,11 +193,21 @@ fn charge_as_prepared(regime: Regime, mut charge: impl FnMut() -> bool) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use parking_lot::{Mutex, MutexGuard};
+
     use super::*;
+
+    static TURN: Mutex<()> = Mutex::new(());
+
+    /// Held by tests that build contestants: the clock of the tuned governor is one thread of the process.
+    pub(crate) fn turn() -> MutexGuard<'static, ()> {
+        TURN.lock()
+    }
 
     #[test]
     fn everyone_answers_as_the_regime_says() {
+        let _turn = turn();
         let keys = KeySet { count: 1_024 };
         let mut asked = Vec::new();
         keys.for_each(|key| asked.push(key.clone()));
@@ -220,6 +230,7 @@ mod tests {
     /// What is found here stands in `about`, beside the speed.
     #[test]
     fn in_a_race_everyone_admits_the_burst_and_no_more() {
+        let _turn = turn();
         let (racers, asked) = (8, vec!["one".to_owned(); 50]);
         for entrant in ENTRANTS.iter().filter(|entrant| entrant.calls.contains(&Call::Check)) {
             let contestant = (entrant.build)(Regime::Deny);
@@ -235,6 +246,7 @@ mod tests {
     /// Charges of two limits that the second denies: whether the first keeps what it was charged.
     #[test]
     fn who_keeps_the_charge_of_one_limit_that_the_other_denies() {
+        let _turn = turn();
         let (empty, full) = (["empty".to_owned()], ["full".to_owned()]);
         for entrant in ENTRANTS {
             let contestant = (entrant.build)(Regime::Deny);
