@@ -34,12 +34,9 @@ pub(crate) struct Options {
     /// Logs whose names have one of these words: `csv`, `access`
     #[arg(long, value_name = "WORD", value_delimiter = ',')]
     only: Vec<String>,
-    /// Ends with an error where a goal was missed
-    #[arg(long)]
-    strict: bool,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), String> {
+pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
     let program = build_tollgate()?;
     let folder = target()?.join("backtest-logs");
     fs::create_dir_all(&folder).map_err(|error| format!("making {}: {error}", folder.display()))?;
@@ -67,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     rows.extend(measured.iter().map(Measured::row));
     print_table(&rows);
     let missed: Vec<&str> = measured.iter().filter(|one| !one.is_reached()).map(|one| one.log.name).collect();
-    match options.strict && !missed.is_empty() {
+    match is_strict && !missed.is_empty() {
         true => Err(format!("missed the goal: {}", missed.join(", "))),
         false => Ok(()),
     }

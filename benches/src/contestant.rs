@@ -147,31 +147,31 @@ pub(crate) const ENTRANTS: &[Entrant] = &[
     },
     Entrant {
         name: BASELINE,
-        about: "governor 0.10 as it comes: keyed DashMap, SipHash, its own clock; two calls for two limits",
+        about: "governor 0.10 as it comes: keyed DashMap, SipHash, its own clock; two calls for two limits, and a denial keeps the first",
         calls: ALL_CALLS,
         build: governor::build_as_it_comes,
     },
     Entrant {
         name: TUNED,
-        about: "governor 0.10 with foldhash and its upkeep clock of 1 ms",
+        about: "governor 0.10 with foldhash and its upkeep clock of 1 ms; of two limits a denial keeps the first",
         calls: ALL_CALLS,
         build: governor::build_tuned,
     },
     Entrant {
         name: "governor-direct",
-        about: "governor 0.10 as it comes, with an unkeyed limiter for the shared limit",
+        about: "governor 0.10 as it comes, with an unkeyed limiter for the shared limit; a denial keeps the first",
         calls: &[Call::Pair],
         build: governor::build_direct,
     },
     Entrant {
         name: "throttlecrab",
-        about: "throttlecrab 0.4, PeriodicStore, behind a parking_lot mutex",
+        about: "throttlecrab 0.4, PeriodicStore, behind a parking_lot mutex; of two limits a denial keeps the first",
         calls: ALL_CALLS,
         build: throttlecrab::build,
     },
     Entrant {
         name: "ratelimit",
-        about: "ratelimit 2.0 in a DashMap with foldhash",
+        about: "ratelimit 2.0 in a DashMap with foldhash; of two limits a denial keeps the first",
         calls: ALL_CALLS,
         build: ratelimit::build,
     },
@@ -193,11 +193,21 @@ fn charge_as_prepared(regime: Regime, mut charge: impl FnMut() -> bool) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use parking_lot::{Mutex, MutexGuard};
+
     use super::*;
+
+    static TURN: Mutex<()> = Mutex::new(());
+
+    /// Held by tests that build contestants: the clock of the tuned governor is one thread of the process.
+    pub(crate) fn turn() -> MutexGuard<'static, ()> {
+        TURN.lock()
+    }
 
     #[test]
     fn everyone_answers_as_the_regime_says() {
+        let _turn = turn();
         let keys = KeySet { count: 1_024 };
         let mut asked = Vec::new();
         keys.for_each(|key| asked.push(key.clone()));
@@ -214,6 +224,44 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// What is found here stands in `about`, beside the speed.
+    #[test]
+    fn in_a_race_everyone_admits_the_burst_and_no_more() {
+        let _turn = turn();
+        let (racers, asked) = (8, vec!["one".to_owned(); 50]);
+        for entrant in ENTRANTS.iter().filter(|entrant| entrant.calls.contains(&Call::Check)) {
+            let contestant = (entrant.build)(Regime::Deny);
+            let admitted: usize = std::thread::scope(|scope| {
+                let racer = |_| scope.spawn(|| contestant.run_slice(&asked));
+                let all: Vec<_> = (0..racers).map(racer).collect();
+                all.into_iter().map(|racer| racer.join().expect("no panic")).sum()
+            });
+            assert_eq!(admitted, Regime::Deny.burst().get() as usize, "{}", entrant.name);
+        }
+    }
+
+    /// Charges of two limits that the second denies: whether the first keeps what it was charged.
+    #[test]
+    fn who_keeps_the_charge_of_one_limit_that_the_other_denies() {
+        let _turn = turn();
+        let (empty, full) = (["empty".to_owned()], ["full".to_owned()]);
+        for entrant in ENTRANTS {
+            let contestant = (entrant.build)(Regime::Deny);
+            // Empties the key's own limit; the shared one is full.
+            while contestant.run_slice(&empty) > 0 {}
+            for _ in 0..5 {
+                assert_eq!(contestant.run_pairs(&empty), 0, "{}", entrant.name);
+            }
+            let keeps_the_first = contestant.run_pairs(&full) == 0;
+            assert_eq!(
+                entrant.about.contains("a denial keeps the first"),
+                keeps_the_first,
+                "{}",
+                entrant.name
+            );
         }
     }
 }

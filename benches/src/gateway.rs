@@ -24,7 +24,9 @@ use tollgate_testkit::tollgate::Tollgate;
 
 use self::litellm::LiteLlm;
 use self::upstream::Upstream;
+use crate::goals::{Goal, Wanted, strictly};
 use crate::machine::Facts;
+use crate::report::print_goals;
 use crate::server;
 
 const CONNECTIONS: u32 = 50;
@@ -80,7 +82,7 @@ impl Contestant {
 }
 
 /// Runs the command.
-pub(crate) fn run(options: &Options) -> Result<(), String> {
+pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
     let program = match &options.server {
         Some(program) => program.clone(),
         None => server::build_tollgate()?,
@@ -89,29 +91,32 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     println!("{processor}, {cores} cores, Linux {kernel}, load {load}\n");
     let wants = |part| options.only.is_none_or(|only| only == part);
     let upstream = Upstream::start()?;
+    let mut goals = Vec::new();
     if wants(Part::Latency) {
-        latency(options, &program, upstream.address())?;
+        goals.extend(latency(options, &program, upstream.address())?);
     }
     if wants(Part::Large) {
-        large::run(&program, upstream.address(), options.rate, Duration::from_secs(options.seconds.into()));
+        let time = Duration::from_secs(options.seconds.into());
+        goals.extend(large::run(&program, upstream.address(), options.rate, time));
     }
     if wants(Part::Saturated) {
-        saturated(&program);
+        goals.extend(saturated(&program));
     }
     if wants(Part::Waiting) {
-        waiting(&program, upstream.address());
+        goals.extend(waiting(&program, upstream.address()));
     }
     if wants(Part::Wake) {
-        wake::run(&program);
+        goals.extend(wake::run(&program));
     }
     if wants(Part::Judged) && (options.litellm || options.only == Some(Part::Judged)) {
         litellm::judged(&program)?;
     }
-    Ok(())
+    print_goals(&goals);
+    strictly(is_strict, &goals)
 }
 
 /// How much later answers and events come through each gateway.
-fn latency(options: &Options, program: &Path, upstream: SocketAddr) -> Result<(), String> {
+fn latency(options: &Options, program: &Path, upstream: SocketAddr) -> Result<Vec<Goal>, String> {
     let gateway = gateway(program, upstream, "rpm = 100000000\ntpm = 100000000000");
     let mut contestants =
         vec![Contestant::new("direct", upstream), Contestant::new("tollgate", gateway.http())];
@@ -141,8 +146,7 @@ fn latency(options: &Options, program: &Path, upstream: SocketAddr) -> Result<()
     }
     drop(litellm);
     print_latency(&contestants, options.rate);
-    println!();
-    Ok(())
+    Ok(judge_latency(&contestants))
 }
 
 fn gateway(program: &Path, upstream: SocketAddr, model: &str) -> Tollgate {
@@ -319,27 +323,34 @@ fn print_latency(contestants: &[Contestant], rate: u32) {
         );
     }
     println!();
-    let Some(ours) = contestants.iter().find(|one| one.name == "tollgate") else { return };
-    let added = |of: fn(&Contestant) -> &Histogram<u64>, quantile: f64| {
-        ms(of(ours).value_at_quantile(quantile)) - ms(of(direct).value_at_quantile(quantile))
-    };
-    let goals = [
-        ("added p50", added(|one| &one.latency, 0.5), 1.0),
-        ("added p99", added(|one| &one.latency, 0.99), 5.0),
-        ("added p99 of an event", added(|one| &one.event, 0.99), 1.0),
-    ];
-    for (name, measured, goal) in goals {
-        println!("{name}: {measured:.2} ms, goal at most {goal} ms: {}", outcome(measured <= goal));
-    }
 }
 
-/// How a goal is reported.
-const fn outcome(is_met: bool) -> &'static str {
-    if is_met { "met" } else { "missed" }
+/// What the gateway adds to a call and to an event of a stream.
+fn judge_latency(contestants: &[Contestant]) -> Vec<Goal> {
+    let find = |name| contestants.iter().find(|one| one.name == name);
+    let Some((direct, ours)) = find("direct").zip(find("tollgate")) else { return Vec::new() };
+    let at = |of: &Histogram<u64>, quantile| of.value_at_quantile(quantile) as f64 / 1e3;
+    let goal = |what, most, of: fn(&Contestant) -> &Histogram<u64>, quantile| Goal {
+        what: format!("gateway: added {what}"),
+        wanted: Wanted::AtMostMillis(most),
+        measured: (!of(ours).is_empty()).then(|| at(of(ours), quantile) - at(of(direct), quantile)),
+        beside: String::new(),
+    };
+    vec![
+        goal("p50 of a call", 1.0, |one| &one.latency, 0.5),
+        goal("p99 of a call", 5.0, |one| &one.latency, 0.99),
+        goal("p99 of an event", 1.0, |one| &one.event, 0.99),
+        never("gateway: calls and streams that were not answered", ours.failed as f64),
+    ]
+}
+
+/// A goal that something never happens.
+fn never(what: &str, measured: f64) -> Goal {
+    Goal { what: what.to_owned(), wanted: Wanted::Never, measured: Some(measured), beside: String::new() }
 }
 
 /// How much of a limit is used when more is asked for, before a judge.
-fn saturated(program: &Path) {
+fn saturated(program: &Path) -> Vec<Goal> {
     let (limit, window) = (400_u32, Duration::from_secs(8));
     let allowed = Allowed { requests: limit.into(), tokens: u64::MAX / 2, window };
     let provider = Provider::judging(allowed, openai);
@@ -370,13 +381,16 @@ fn saturated(program: &Path) {
     let last = &arrivals[arrivals.len() - usize::try_from(limit).unwrap_or(0)];
     let took = last.at - arrivals[0].at;
     let share = 3.0 * window.as_secs_f64() / took.as_secs_f64();
-    println!(
-        "saturated: {:.1} % of the limit ({limit} requests in {} s, the default margin), {refused} refused by the judge; goals at least 95 % and \
-         none: {}",
-        share * 100.0,
-        window.as_secs(),
-        outcome(share >= 0.95 && refused == 0)
-    );
+    println!("saturated: {limit} requests in {} s, the default margin\n", window.as_secs());
+    vec![
+        Goal {
+            what: "gateway: saturated, of the limit".to_owned(),
+            wanted: Wanted::AtLeast(0.95),
+            measured: Some(share),
+            beside: String::new(),
+        },
+        never("gateway: saturated, refused by the judge", refused as f64),
+    ]
 }
 
 fn resident(server: &Tollgate) -> u64 {
@@ -386,7 +400,7 @@ fn resident(server: &Tollgate) -> u64 {
 }
 
 /// What calls that wait take of memory.
-fn waiting(program: &Path, upstream: SocketAddr) {
+fn waiting(program: &Path, upstream: SocketAddr) -> Vec<Goal> {
     // All wait for the tokens of the first: calls that no limit of requests can let in within `max_wait` would be refused at once.
     let server = gateway(program, upstream, "tpm = 400");
     let request = request(&body(false));
@@ -410,9 +424,36 @@ fn waiting(program: &Path, upstream: SocketAddr) {
         std::thread::sleep(Duration::from_millis(20));
     }
     let after = resident(&server);
-    let (calls, whole) = (outcome(after.saturating_sub(before) < 100), outcome(after < 100));
-    println!(
-        "{WAITING} waiting calls: {before} MiB before, {after} MiB with them; goal below 100 MiB for the calls: {calls}, for the whole \
-         process: {whole}"
-    );
+    println!("{WAITING} waiting calls: {before} MiB before, {after} MiB with them\n");
+    let goal = |what: &str, mib: u64| Goal {
+        what: format!("gateway: {WAITING} waiting calls, {what}"),
+        wanted: Wanted::AtMostMib(100.0),
+        measured: Some(mib as f64),
+        beside: String::new(),
+    };
+    vec![goal("the calls", after.saturating_sub(before)), goal("the whole process", after)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::goals::Grade;
+
+    #[test]
+    fn latency_is_judged_by_what_is_added() {
+        let contestant = |name, call_us: u64, event_us: u64, failed| {
+            let mut one = Contestant::new(name, SocketAddr::from(([127, 0, 0, 1], 1)));
+            one.latency.record(call_us).unwrap();
+            one.event.record(event_us).unwrap();
+            Contestant { failed, ..one }
+        };
+        let direct = contestant("direct", 4_000, 5_000, 0);
+        let goals = judge_latency(&[direct, contestant("tollgate", 5_500, 5_500, 1)]);
+        let grades: Vec<Grade> = goals.iter().map(Goal::grade).collect();
+        assert_eq!(grades, [Grade::Missed, Grade::Reached, Grade::Reached, Grade::Missed]);
+        assert!(
+            strictly(true, &goals)
+                .is_err_and(|missed| missed.contains("p50") && missed.contains("not answered"))
+        );
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! A goal is about Tollgate in one cell, over governor as it comes in the same rounds. Single checks are judged on one thread
 //! in the allowed regime; what the same keys give on two threads and denied stands beside it. A missed goal is a finding, and
-//! a failure only where `--strict` asks for it ([`strictly`]). `-- latency` always fails (`stores/latency.rs`).
+//! a failure only where `--strict` asks for it ([`strictly`]), as every command knows it. `-- latency` (`stores/latency.rs`) and `-- soak` always
+//! fail.
 
 use std::fmt;
 
@@ -18,17 +19,23 @@ pub(crate) enum Wanted {
     AtLeast(f64),
     AtMost(f64),
     BelowMillis(f64),
+    AtMostMillis(f64),
     AtLeastAMinute(f64),
     AtMostBytes(f64),
+    AtMostMib(f64),
+    /// Of what must not happen.
+    Never,
 }
 
 impl Wanted {
     /// What was measured, in the unit of the bound.
     pub(crate) fn spell(self, measured: Option<f64>) -> String {
         match (self, measured) {
-            (Wanted::BelowMillis(_), Some(millis)) => format!("{millis:.2} ms"),
+            (Wanted::BelowMillis(_) | Wanted::AtMostMillis(_), Some(millis)) => format!("{millis:.2} ms"),
             (Wanted::AtLeastAMinute(_), Some(count)) => format!("{count:.0} a minute"),
             (Wanted::AtMostBytes(_), Some(bytes)) => format!("{bytes:.0} B"),
+            (Wanted::AtMostMib(_), Some(mib)) => format!("{mib:.0} MiB"),
+            (Wanted::Never, Some(count)) => format!("{count:.0}"),
             (_, measured) => spell_ratio(measured),
         }
     }
@@ -40,8 +47,11 @@ impl fmt::Display for Wanted {
             Wanted::AtLeast(ratio) => write!(f, "≥ {ratio}x"),
             Wanted::AtMost(ratio) => write!(f, "≤ {ratio}x"),
             Wanted::BelowMillis(millis) => write!(f, "< {millis} ms"),
+            Wanted::AtMostMillis(millis) => write!(f, "≤ {millis} ms"),
             Wanted::AtLeastAMinute(count) => write!(f, "≥ {count} a minute"),
             Wanted::AtMostBytes(bytes) => write!(f, "≤ {bytes} B"),
+            Wanted::AtMostMib(mib) => write!(f, "≤ {mib} MiB"),
+            Wanted::Never => f.write_str("0"),
         }
     }
 }
@@ -76,7 +86,11 @@ impl Goal {
     pub(crate) fn grade(&self) -> Grade {
         let reached = self.measured.map(|measured| match self.wanted {
             Wanted::AtLeast(least) | Wanted::AtLeastAMinute(least) => measured >= least,
-            Wanted::AtMost(most) | Wanted::AtMostBytes(most) => measured <= most,
+            Wanted::AtMost(most)
+            | Wanted::AtMostBytes(most)
+            | Wanted::AtMostMib(most)
+            | Wanted::AtMostMillis(most) => measured <= most,
+            Wanted::Never => measured == 0.0,
             Wanted::BelowMillis(millis) => measured < millis,
         });
         match reached {

@@ -32,9 +32,6 @@ pub(crate) struct Options {
     /// A smoke run: 3 short rounds. Its numbers mean little
     #[arg(long)]
     quick: bool,
-    /// Ends with an error where a goal was missed
-    #[arg(long)]
-    strict: bool,
     /// Also write the results and the facts of the machine to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -46,7 +43,7 @@ struct Results {
     direct: Vec<Cell>,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), String> {
+pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
     let (rounds, turn, calls) = if options.quick {
         (3, Duration::from_millis(100), 5_000)
     } else {
@@ -77,5 +74,5 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let json = report::to_json(&facts, &load_after, &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    crate::goals::strictly(options.strict, &goals)
+    crate::goals::strictly(is_strict, &goals)
 }

@@ -138,6 +138,7 @@ mod tests {
 
     #[test]
     fn every_operation_can_be_run() {
+        let _turn = crate::contestant::tests::turn();
         for (operation, _, _, _) in CHECKS {
             for contestant in IN_PROCESS {
                 assert_eq!(run_operation(operation, contestant), Ok(()), "{operation} {contestant}");

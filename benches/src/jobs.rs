@@ -27,7 +27,7 @@ use tollgate_jobs::adapter::{DuePoll, GateLayer, JobArgs, prepare, supervise};
 use tollgate_jobs::{JobGate, Jobs};
 use tollgate_testkit::postgres::PostgresServer;
 
-use crate::goals::Goal;
+use crate::goals::{Goal, strictly};
 use crate::machine::Facts;
 use crate::report::{print_goals, print_machine};
 
@@ -62,7 +62,7 @@ enum Part {
     Idle,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), String> {
+pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start the runtime: {error}"))?;
     print_machine(&Facts::read());
@@ -88,6 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         }
     }
     print_goals(&goals);
+    failed.extend(strictly(is_strict, &goals).err());
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 

@@ -46,6 +46,9 @@ use crate::workload::KeySet;
 #[derive(Parser)]
 #[command(about = "Tollgate beside its peers, in one run on one machine")]
 struct CommandLine {
+    /// Ends with an error where a goal was missed; `latency` and `soak` always do
+    #[arg(long, global = true)]
+    strict: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -98,28 +101,26 @@ struct InProcess {
     /// Cells to run, by their words in any order: `1T/1M/uniform/allow/check`, `2T/deny`, `pair`, `memory/5M`
     #[arg(long, value_name = "WORD/WORD..", value_delimiter = ',')]
     cells: Vec<String>,
-    /// Ends with an error where a goal was missed
-    #[arg(long)]
-    strict: bool,
     /// Also write the results and the facts of the machine to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
-    let done = match CommandLine::parse().command {
-        Command::InProcess(options) => in_process(&options),
-        Command::Stores(options) => stores::run(&options),
+    let CommandLine { strict, command } = CommandLine::parse();
+    let done = match command {
+        Command::InProcess(options) => in_process(&options, strict),
+        Command::Stores(options) => stores::run(&options, strict),
         Command::Latency(options) => stores::latency::run(&options),
-        Command::Http(options) => http::run(&options),
-        Command::Server(options) => server::run(&options),
+        Command::Http(options) => http::run(&options, strict),
+        Command::Server(options) => server::run(&options, strict),
         Command::Constant(options) => server::constant::run(&options),
-        Command::Gateway(options) => gateway::run(&options),
-        Command::Hostile(options) => hostile::run(&options),
-        Command::Jobs(options) => jobs::run(&options),
+        Command::Gateway(options) => gateway::run(&options, strict),
+        Command::Hostile(options) => hostile::run(&options, strict),
+        Command::Jobs(options) => jobs::run(&options, strict),
         Command::Soak(options) => soak::run(&options),
-        Command::Count(options) => return count::run(&options),
-        Command::Backtest(options) => backtest::run(&options),
+        Command::Count(options) => count::run(&options, strict),
+        Command::Backtest(options) => backtest::run(&options, strict),
         Command::Instructions(options) => instructions::run(&options),
         Command::RunOperation { operation, contestant } => {
             instructions::run_operation(&operation, &contestant)
@@ -137,7 +138,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn in_process(options: &InProcess) -> Result<(), String> {
+fn in_process(options: &InProcess, is_strict: bool) -> Result<(), String> {
     let mut selection = Selection::parse(&options.cells)?;
     if options.quick {
         selection = selection.up_to(scene::MILLION);
@@ -183,7 +184,7 @@ fn in_process(options: &InProcess) -> Result<(), String> {
         let json = report::to_json(&facts, &machine::load_average(), &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| unwritable(path, &error))?;
     }
-    goals::strictly(options.strict, &goals)
+    goals::strictly(is_strict, &goals)
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> String {
@@ -195,4 +196,29 @@ fn find(name: &str) -> Result<&'static Entrant, String> {
         let names: Vec<&str> = ENTRANTS.iter().map(|entrant| entrant.name).collect();
         format!("no contestant is called '{name}'; they are {}", names.join(", "))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_can_be_strict() {
+        use clap::CommandFactory;
+
+        let commands: Vec<String> = CommandLine::command()
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set())
+            .map(|command| command.get_name().to_owned())
+            .collect();
+        assert!(commands.len() >= 12, "{commands:?}");
+        for command in commands {
+            let parsed = CommandLine::try_parse_from(["benches", &command, "--strict"]);
+            assert!(parsed.is_ok_and(|line| line.strict), "{command}");
+            assert!(
+                CommandLine::try_parse_from(["benches", &command]).is_ok_and(|line| !line.strict),
+                "{command}"
+            );
+        }
+    }
 }

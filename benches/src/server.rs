@@ -42,9 +42,6 @@ pub(crate) struct Options {
     /// This program in place of the one that is built from here
     #[arg(long, value_name = "FILE")]
     tollgate: Option<PathBuf>,
-    /// Ends with an error where a goal was missed
-    #[arg(long)]
-    strict: bool,
     /// Also write the results and the facts of the machine to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -81,7 +78,7 @@ struct Programs {
     throttlecrab: PathBuf,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), String> {
+pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
     let (rounds, turn, keys) = if options.quick {
         (3, Duration::from_millis(150), 1_000)
     } else {
@@ -121,5 +118,5 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let json = report::to_json(&facts, &load_after, &plan, &cells, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    crate::goals::strictly(options.strict, &goals)
+    crate::goals::strictly(is_strict, &goals)
 }

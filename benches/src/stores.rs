@@ -35,9 +35,6 @@ pub(crate) struct Options {
     /// A smoke run: 3 short rounds of a thousand keys. Its numbers mean little
     #[arg(long)]
     quick: bool,
-    /// Ends with an error where a goal was missed
-    #[arg(long)]
-    strict: bool,
     /// One store only
     #[arg(long)]
     only: Option<Which>,
@@ -58,7 +55,7 @@ struct Results {
     postgres: Option<postgres::Found>,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), String> {
+pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
     let (rounds, turn, keys) = if options.quick {
         (3, Duration::from_millis(150), 1_000)
     } else {
@@ -99,7 +96,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let json = report::to_json(&facts, &machine::load_average(), &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    crate::goals::strictly(options.strict, &goals)
+    crate::goals::strictly(is_strict, &goals)
 }
 
 /// The runtime of a client: one thread, so that a client takes one core.

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use tollgate_testkit::provider::{Provider, Reply, openai};
 use tollgate_testkit::tollgate::Tollgate;
 
-use super::{ask, chunk, connect, gateway, head, outcome, request};
+use super::{ask, chunk, connect, gateway, head, request};
+use crate::goals::{Goal, Wanted};
 
 const TIMES: usize = 5;
 
@@ -17,20 +18,20 @@ const TIMES: usize = 5;
 type Measure = fn(&Path) -> Duration;
 
 /// Does all of it.
-pub(super) fn run(program: &Path) {
-    let parts: [(&str, Measure, u64); 4] = [
-        ("A4, a call is sent after room is free", after_room, 20),
-        ("B1, a call is sent after another gave back", after_settlement, 50),
-        ("C3, the upstream is closed after its client has left", after_close, 1_000),
-        ("C6, a place is free after its client has left the line", after_leaving, 100),
+pub(super) fn run(program: &Path) -> Vec<Goal> {
+    let parts: [(&str, Measure, f64); 4] = [
+        ("A4, a call is sent after room is free", after_room, 20.0),
+        ("B1, a call is sent after another gave back", after_settlement, 50.0),
+        ("C3, the upstream is closed after its client has left", after_close, 1_000.0),
+        ("C6, a place is free after its client has left the line", after_leaving, 100.0),
     ];
-    for (name, measure, goal) in parts {
-        let longest = measure(program);
-        let is_met = longest <= Duration::from_millis(goal);
-        let ms = longest.as_secs_f64() * 1_000.0;
-        println!("{name}: {ms:.1} ms, the longest of {TIMES}; goal at most {goal} ms: {}", outcome(is_met));
-    }
-    println!();
+    let judged = parts.map(|(name, measure, most)| Goal {
+        what: format!("gateway: {name}, the longest of {TIMES}"),
+        wanted: Wanted::AtMostMillis(most),
+        measured: Some(measure(program).as_secs_f64() * 1_000.0),
+        beside: String::new(),
+    });
+    judged.into()
 }
 
 /// A chat that reserves so many tokens and uses 20 of them.

@@ -10,7 +10,8 @@ use tollgate_testkit::postgres::PostgresServer;
 
 use crate::stores::load::{Answer, Caller, Draw};
 
-pub(super) const ABOUT: &str = "a row for each execution: count(*) in the window, then insert";
+pub(super) const ABOUT: &str =
+    "a row for each execution: count(*) in the window, then insert; admits too much where two count at once";
 
 /// How many executions each key has in the window when the run begins: hardly any, or half of a limit of 100. None at all would
 /// have PostgreSQL plan for an empty table and read all of it ever after.
@@ -79,20 +80,57 @@ impl CountThenInsert {
         };
         connect.await.map_err(|error| format!("connecting to PostgreSQL: {error}"))
     }
+
+    /// How many there are in the window.
+    async fn count(&self, key: &str) -> Result<i64, tokio_postgres::Error> {
+        Ok(self.client.query_one(&self.count, &[&key]).await?.get(0))
+    }
+
+    async fn insert(&self, key: &str) -> Result<(), tokio_postgres::Error> {
+        self.client.execute(&self.insert, &[&key]).await.map(drop)
+    }
 }
 
 impl Caller for CountThenInsert {
     async fn call(&mut self, draw: &mut Draw) -> Result<Answer, String> {
         let key = draw.one();
         let charge = async {
-            let count: i64 = self.client.query_one(&self.count, &[&key]).await?.get(0);
             // Too deep to be emptied, as everybody's.
-            let allowed = count < 1_000_000;
+            let allowed = self.count(key).await? < 1_000_000;
             if allowed {
-                self.client.execute(&self.insert, &[&key]).await?;
+                self.insert(key).await?;
             }
             Ok::<_, tokio_postgres::Error>(allowed)
         };
         charge.await.map(Answer::one).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stores::load::keys;
+
+    /// What stands beside its speed.
+    #[test]
+    fn two_that_count_at_once_are_both_admitted() {
+        let server = PostgresServer::start();
+        make_tables(&server, 1).unwrap();
+        let url = server.url("postgres");
+        let counted = crate::stores::block_on(async {
+            let one = CountThenInsert::connect(&url, Executions::Fifty).await?;
+            let other = CountThenInsert::connect(&url, Executions::Fifty).await?;
+            let names = keys("", 1);
+            let key = names[0].as_str();
+            let work = async {
+                let before = [one.count(key).await?, other.count(key).await?];
+                one.insert(key).await?;
+                other.insert(key).await?;
+                Ok::<_, tokio_postgres::Error>((before, one.count(key).await?))
+            };
+            work.await.map_err(|error| error.to_string())
+        });
+        // Under a limit of 51 both see room for one.
+        assert_eq!(counted, Ok(([50, 50], 52)));
     }
 }

@@ -190,6 +190,35 @@ async fn an_open_window_changes_in_place() {
     }
 }
 
+/// To ask for an expiry costs as much as to change a count, so one of the charges that go together asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn charges_that_go_together_ask_for_the_expiry_once() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    let names: Vec<String> = (0..24).map(|number| format!("k{number}")).collect();
+    for limit in
+        one_of_each(1_000).iter().filter(|limit| ["fixed-window", "sliding-counter"].contains(&&*limit.name))
+    {
+        let store = store_on(&server, None);
+        let items: Vec<_> = names.iter().map(|key| item(limit, key)).collect();
+        let charge = async || {
+            assert!(
+                store.charge_each(&items).await.into_iter().all(|charged| charged.expect("a charge").allowed)
+            );
+        };
+        charge().await;
+        let before = ["pttl", "setrange"].map(|command| runs_of(&server, command));
+        charge().await;
+        let asked = runs_of(&server, "pttl") - before[0];
+        let changed = runs_of(&server, "setrange") - before[1];
+        assert!(changed >= 20 && asked <= 4, "{}: {asked} of {changed} asked", limit.name);
+        for key in ["k0", "k23"] {
+            assert_eq!(used(&store, limit, key).await, 2, "{}", limit.name);
+        }
+        all_run_out(&server, &store, "charges that go together");
+    }
+}
+
 fn wait_until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {

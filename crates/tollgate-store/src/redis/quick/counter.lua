@@ -26,10 +26,12 @@ length_us_N, start_us_N, prev_N, cur_N, 0, 0, 0, 0
 (value_N or NO_COUNTS)
 
 --- change
--- The same window as before: only its count changes, in place, if the key expires late enough.
+-- The same window as before: only its count changes, in place. The expiry was written with the window, and only somebody else can have
+-- changed it since. To ask for it costs as much as the change itself, so only the first charge of a call asks whether the key expires
+-- late enough.
 if value_N and after_start_us_N == start_us_N then
-  local left_ms = each('PTTL', key_N)
-  if type(left_ms) == 'number' and left_ms + next_ms > (after_start_us_N + late_us_N) / 1000 then
+  local left_ms = charge == 1 and each('PTTL', key_N)
+  if charge > 1 or type(left_ms) == 'number' and left_ms + next_ms > (after_start_us_N + late_us_N) / 1000 then
     is_changed = type(each('SETRANGE', key_N, '23', pack('>I7', after_cur_N))) == 'number'
   end
 end

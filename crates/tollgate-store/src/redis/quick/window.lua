@@ -24,10 +24,12 @@ end_us_N, count_N, start_us_N
 (value_N or NO_WINDOW)
 
 --- change
--- The window is still open: only its count changes, in place, if the key expires late enough.
+-- The window is still open: only its count changes, in place. The expiry was written with the window, and only somebody else can have
+-- changed it since. To ask for it costs as much as the change itself, so only the first charge of a call asks whether the key expires
+-- late enough.
 if value_N and after_us_N == end_us_N then
-  local left_ms = each('PTTL', key_N)
-  if type(left_ms) == 'number' and left_ms + next_ms > (after_us_N + late_us_N) / 1000 then
+  local left_ms = charge == 1 and each('PTTL', key_N)
+  if charge > 1 or type(left_ms) == 'number' and left_ms + next_ms > (after_us_N + late_us_N) / 1000 then
     is_changed = type(each('SETRANGE', key_N, '9', pack('>I7', after_N))) == 'number'
   end
 end

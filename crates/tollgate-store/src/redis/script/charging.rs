@@ -185,7 +185,7 @@ fn quick_loop(strategies: &[Strategy]) -> String {
     };
     // `next_ms` is the ms after the present one of the server's clock: PTTL plus this is above an instant in ms iff the key expires
     // no earlier than the whole ms of that instant, which is what a `SET` would write. PTTL goes by a clock that may advance while
-    // the script runs, so a key may seem to expire earlier than it does, and then its state is written with its expiry.
+    // the script runs; then a key seems to expire earlier than it does, and its state is written with its expiry.
     let mut text = "local lasts_us = ttl_us
 local next_ms = time[1] * 1000 + math.floor(time[2] / 1000) + 1
 "
