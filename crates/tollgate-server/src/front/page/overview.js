@@ -411,13 +411,12 @@ function showShadow() {
   }));
 }
 
-/** What was decided for each namespace. Admissions that are counted in this process come as numbers and say nothing of keys: they are not known here. */
-function showNamespaces({ namespaces, store }) {
-  const isKnown = store.mode !== "memory";
+/** What was decided for each namespace that the config names, and for all others together. */
+function showNamespaces(namespaces) {
   $("namespaces").hidden = namespaces.length === 0;
   const count = (value, what) => h("td.num", value > 0 ? h(what, rate(value)) : h("span.faint", "0"));
   fill($("namespace-rows"), namespaces, () => namespaces.slice(0, 8).map(({ namespace, allowed, denied, would_deny: would }) =>
-    h("tr", h("td.mono", namespace), count(denied, "b.deny"), count(would, "span"), isKnown ? count(allowed, "span") : h("td.num", h("span.faint", "–")))));
+    h("tr", h("td.mono", namespace), count(denied, "b.deny"), count(would, "span"), count(allowed, "span"))));
 }
 
 /** Shows a snapshot. False if seconds are missing before it. */
@@ -429,7 +428,7 @@ export function showLimits(snapshot) {
   put($("more"), `and ${number.format(snapshot.more_limits)} limits more, which /v1/limits lists`);
   offer(snapshot);
   showFleet(snapshot);
-  showNamespaces(snapshot);
+  showNamespaces(snapshot.namespaces);
   return isWhole;
 }
 
