@@ -24,6 +24,7 @@ pub(crate) fn run(args: &JobsArgs) -> Result<(), Failure> {
         match &args.command {
             JobsCommand::Status { config, json } => {
                 let gate = attach(config).await?;
+                gate.read_overrides().await;
                 let statuses = gate.statuses().await.map_err(failed)?;
                 let closed = gate.closed().await.map_err(failed)?;
                 let answered = if *json { answer(&statuses, &closed) } else { print(&statuses, &closed) };

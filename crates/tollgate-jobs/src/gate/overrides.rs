@@ -89,6 +89,11 @@ impl JobGate {
         }
     }
 
+    /// Reads the overrides that were set at run time, and puts them in place. A gate that is connected does so by itself.
+    pub async fn read_overrides(&self) {
+        self.look_at_overrides().await;
+    }
+
     /// Asks the store what has changed, and applies it.
     pub(super) async fn look_at_overrides(&self) {
         let revision = self.inner.overrides.known.lock().revision;

@@ -1,6 +1,8 @@
 //! `tollgate jobs`: what the database says of all workers.
 
-use tollgate::config::Config;
+use tollgate::Tollgate;
+use tollgate::config::{Config, OverrideFields, StoredOverride};
+use tollgate::store::{Record, RecordKind};
 use tollgate_jobs::{Job, JobDecision, JobGate, JobsConfig};
 use tollgate_testkit::postgres::PostgresServer;
 
@@ -121,6 +123,24 @@ fn status_is_what_the_database_says_and_keys_are_closed_and_opened() {
         ended.stdout
     );
     assert!(ended.stdout.contains("job:send_email is closed for 10m"), "{}", ended.stdout);
+    // What was set at run time holds here too, as on the page.
+    let fields = OverrideFields { limit: Some(5), ..OverrideFields::default() };
+    let (limit, key) = ("jobs.type.send_email".to_owned(), "job:send_email".to_owned());
+    let one = StoredOverride { limit, key, fields, reason: None, by: None, at_us: 0 };
+    let record = Record { id: "mail".to_owned(), payload: one.to_payload(), ends: None };
+    runtime.block_on(async {
+        let server = Tollgate::open(&config).await.unwrap();
+        assert!(server.put_record(RecordKind::Override, &record).await.unwrap().is_kept);
+    });
+    let ended = scratch.run(&[&status[..], &["--json"]].concat());
+    ended.done("status --json");
+    let answer: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(
+        (&answer["keys"][0]["limit"], &answer["keys"][0]["remaining"]),
+        (&5.into(), &3.into()),
+        "{answer}"
+    );
+
     for said in
         ["open; waiting jobs look again when their slot or their longest sleep has passed", "was not closed"]
     {
