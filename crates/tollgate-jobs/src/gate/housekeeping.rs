@@ -94,7 +94,7 @@ impl JobGate {
         if count > 0 {
             tracing::info!(
                 jobs = count,
-                "jobs that were removed or ended elsewhere are taken out of the line"
+                "jobs that were removed, or ended without the gate, are taken out of the line"
             );
             self.call(&Called::Of { lines, label: None }).await?;
         }

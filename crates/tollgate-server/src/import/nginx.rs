@@ -219,7 +219,7 @@ impl Import {
         }
     }
 
-    /// The hosts of a server, as our routes name them; none where no other server is to be told apart from it, or where it takes what the
+    /// The hosts of a server, as our routes name them; none where there is no other server, or where it takes what the
     /// others leave.
     fn hosts(&mut self, server: &Directive, needs_names: bool) -> Vec<String> {
         if !needs_names {
