@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tollgate::Key;
 use tollgate::config::{Extension, Field, Limits, Password, Reader, VariableKind};
 use tollgate::store::Micros;
 
@@ -313,9 +314,11 @@ fn mebibytes(count: u64) -> usize {
 ///
 /// ```
 /// assert_eq!(tollgate_llm::llm_key("org-1"), "llm:org-1");
+/// assert_eq!(tollgate_llm::llm_key("org:1"), "llm:org%3A1");
 /// ```
 pub fn llm_key(name: &str) -> String {
-    format!("{NAMESPACE}:{name}")
+    // What no key can have, such as a control character, is denied as it stands.
+    Key::new(NAMESPACE, name).map_or_else(|_| format!("{NAMESPACE}:{name}"), |key| key.canonical().to_owned())
 }
 
 #[cfg(test)]

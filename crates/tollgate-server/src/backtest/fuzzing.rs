@@ -52,7 +52,7 @@ fn read(bytes: &[u8]) -> BTreeMap<&'static str, usize> {
             let key = harvest.traffic.keys.text(request.key);
             assert!(
                 key == NO_KEY || Key::parse(key).is_ok_and(|parsed| parsed.canonical() == key),
-                "a key of ours"
+                "{key:?} is not as our keys are written"
             );
             assert!(request.line <= lines);
             *charges.entry(limits[usize::from(request.limit)]).or_default() += 1;

@@ -251,8 +251,10 @@ impl Intake {
         let charges = call.charges(self.llm.as_ref());
         for (limit, key, cost) in charges {
             let Some(limit) = self.limits.get(&limit).copied() else { continue };
+            let key = Key::parse(&key);
+            let text = key.as_ref().map_or(NO_KEY, Key::canonical);
             let keys = &mut self.traffic.keys;
-            let Some(key) = keys.find(&key).or_else(|| keys.enter(&key, &key)) else {
+            let Some(key) = keys.find(text).or_else(|| keys.enter(text, text)) else {
                 return Err(Failure::new("the log has more than 2^32 keys; split it"));
             };
             self.charge(Request { time_us, cost, line, key, limit, file: self.file })?;

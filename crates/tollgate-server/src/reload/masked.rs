@@ -11,6 +11,9 @@ const BEFORE: &str = ".overrides.";
 /// What names them all.
 const AT_THE_END: &str = ".overrides";
 
+/// What a key that is there twice is reported as; its name follows.
+const DUPLICATE: &str = "not valid TOML: duplicate key";
+
 /// The fields of an override. Other names may be the second half of a key without quotes.
 const FIELDS: [&str; 15] = [
     "strategy",
@@ -45,6 +48,10 @@ fn mask(mistake: &Mistake) -> String {
         // A fix may name the field once more, or end with another spelling of the key.
         let fix = mistake.fix.replace(&mistake.field, &shown.field);
         shown.fix = fix.split("; did you mean \"").next().unwrap_or_default().to_owned();
+    }
+    // Which table the key is in is not known, so it may be that of overrides.
+    if mistake.fix.starts_with(DUPLICATE) {
+        shown.fix = format!("{DUPLICATE}; keep one of the two, or give one of them another name");
     }
     // A single key instead of a table.
     if mistake.field.ends_with(AT_THE_END) && !mistake.value.is_empty() {
@@ -86,7 +93,8 @@ mod tests {
             "limits.a.overrides.alice.smith.limit = 3",
             r#"line 4, limits.a.overrides."…" = {…}: unknown field"#,
         );
-        check("limits.a.overrides = { 'alice' = { limit = 3 }, 'alice' = { limit = 4 } }", "line 4, column");
+        let twice = "line 4, column 49: not valid TOML: duplicate key; keep one of the two";
+        check("limits.a.overrides = { 'alice' = { limit = 3 }, 'alice' = { limit = 4 } }", twice);
         check("limits.a.overrides.'alice", "line 4, column");
         check(
             "limits.b.overrides = 7",
