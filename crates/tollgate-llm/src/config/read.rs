@@ -237,7 +237,7 @@ fn read_named(reader: &mut Reader<'_>, field: &Field<'_>, upstreams: &[UpstreamC
         return Some(name.to_owned());
     }
     let known: Vec<&str> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
-    let known = if known.is_empty() { "none is sound".to_owned() } else { known.join(", ") };
+    let known = if known.is_empty() { "none without a mistake".to_owned() } else { known.join(", ") };
     reader.mistake(field, format!("there is no such upstream under [llm.upstreams]; known: {known}"));
     None
 }

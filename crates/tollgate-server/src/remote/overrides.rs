@@ -68,7 +68,7 @@ fn set(args: &SetOverrideArgs) -> Result<(), Failure> {
         answer["until"].as_str().map_or_else(|| "with no end".to_owned(), |until| format!("until {until}"));
     let kept = match answer["survives_restart"].as_bool() {
         Some(true) => "",
-        _ => "; the server counts in its memory, so it lasts until that ends",
+        _ => "; the server counts in its memory, so a restart of the server ends it",
     };
     print(format_args!(
         "{} for {}: {rule} instead of {before}, {until}{kept}",
