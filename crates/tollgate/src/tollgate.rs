@@ -356,7 +356,11 @@ impl Tollgate {
     /// # assert!(matches!(done, std::task::Poll::Ready(Ok(()))));
     /// ```
     pub async fn records(&self, kind: RecordKind, known: Option<u64>) -> Result<Records, Error> {
-        Ok(self.engine.store().records(kind, known).await?)
+        let records = self.engine.store().records(kind, known).await;
+        if let (Backend::Remote(remote), Err(error)) = (&self.engine.backend, &records) {
+            remote.failed_beside(error);
+        }
+        Ok(records?)
     }
 
     /// Stores a record. It replaces a record with the same id.

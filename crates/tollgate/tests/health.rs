@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tollgate::config::Config;
-use tollgate::store::{Failure, StoreState};
+use tollgate::store::{Failure, RecordKind, StoreState};
 use tollgate::telemetry::Source;
 use tollgate::{Charge, ChargeId, Settlement, Tollgate};
 use tollgate_testkit::postgres::PostgresServer;
+use tollgate_testkit::proxy::{FaultProxy, Mode};
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
 const POLICY: &str = "
@@ -316,6 +317,25 @@ async fn hangs_and_comes_back(gate: &Tollgate, stop: impl Fn(), resume: impl Fn(
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(charge(gate, "bystander", "user:1").await, (false, Source::Store));
+}
+
+/// Regression: a server that only looked at its records called a store up that had gone, until the next charge.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_is_noticed_without_a_charge() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let address = format!("127.0.0.1:{}", proxy.port());
+    let gate = open(&[("RL_STORAGE_MODE", "redis"), ("REDIS_ADDR", &address)]).await;
+    gate.records(RecordKind::Override, None).await.expect("records");
+    for (mode, expected) in [(Mode::Refuse, StoreState::Down), (Mode::Pass, StoreState::Up)] {
+        proxy.set(mode);
+        let begun = Instant::now();
+        while gate.store_health().state != expected {
+            assert!(begun.elapsed() < Duration::from_secs(60), "never {expected:?}");
+            let _ = gate.records(RecordKind::Override, None).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -136,6 +136,18 @@ impl Remote {
         Missed::Failed { failure, error, is_first }
     }
 
+    /// A call beside charges failed, such as a look at the records: a program that charges nothing is to notice an outage, too. On a
+    /// cluster the failed node is not known.
+    #[cold]
+    pub(crate) fn failed_beside(&self, error: &StoreError) {
+        let nodes = self.shared.store.nodes();
+        let (Some(failure), [node]) = (error.failure(), &nodes[..]) else { return };
+        if let Some(notice) = self.shared.breakers.of(*node).failed(failure, error.scope()) {
+            self.log_notice(&notice, Some(error));
+        }
+        drop(self.ping_if_due(*node));
+    }
+
     /// Reports to the log and the observers, once for each change.
     #[cold]
     pub(super) fn log_notice(&self, notice: &Notice, error: Option<&StoreError>) {
