@@ -22,6 +22,7 @@ mod records;
 mod redis;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod remote;
+mod script_time;
 #[cfg(feature = "simulation")]
 pub mod simulated;
 
@@ -41,6 +42,7 @@ pub use random::SecretHash;
 pub use records::{PutRecord, Record, RecordKind, Records};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisReport, RedisStore};
+pub use script_time::ScriptTime;
 pub use tollgate_kernel::{Cost, Limit, Micros, Outcome};
 
 /// The answers of the limits of one charge, in their order; four fit without allocating.
@@ -376,6 +378,12 @@ pub trait Store: Send + Sync + 'static {
     fn losses_possible(&self) -> u64 {
         0
     }
+
+    /// How long scripts ran inside of the store since this process first looked, those of other programs included; `None` if the
+    /// store does not say.
+    fn script_time(&self) -> Option<ScriptTime> {
+        None
+    }
 }
 
 /// The error of a store without records.
@@ -459,6 +467,10 @@ impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
 
     fn losses_possible(&self) -> u64 {
         (**self).losses_possible()
+    }
+
+    fn script_time(&self) -> Option<ScriptTime> {
+        (**self).script_time()
     }
 }
 

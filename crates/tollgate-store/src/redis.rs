@@ -10,6 +10,7 @@
 
 pub(crate) mod batch;
 mod codec;
+mod commandstats;
 mod failure;
 mod node;
 mod options;
@@ -43,7 +44,7 @@ use crate::remote::each;
 use crate::remote::shares::Shares;
 use crate::{
     ChargeId, Charged, EachFuture, Hold, NodeId, Nodes, Outcome, PutRecord, Record, RecordKind, Records,
-    Settled, Settlement, Store, StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit,
+    ScriptTime, Settled, Settlement, Store, StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit,
 };
 
 /// Counters in Redis. Cheap to clone; clones share their connections.
@@ -442,6 +443,10 @@ impl Store for RedisStore {
 
     fn losses_possible(&self) -> u64 {
         RedisStore::losses_possible(self)
+    }
+
+    fn script_time(&self) -> Option<ScriptTime> {
+        self.route.script_time()
     }
 }
 

@@ -197,6 +197,12 @@ impl Remote {
         self.shared.store.losses_possible()
     }
 
+    /// How long scripts ran inside of the store, if it says so.
+    #[cfg(feature = "telemetry")]
+    pub(crate) fn script_time(&self) -> Option<tollgate_store::ScriptTime> {
+        self.shared.store.script_time()
+    }
+
     /// Answers a charge without the store, if possible. `is_held` says whether it has an id.
     pub(crate) fn next_step(
         &self,

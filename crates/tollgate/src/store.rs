@@ -7,8 +7,8 @@ pub use tollgate_kernel::{
 };
 pub use tollgate_store::{
     Charged, EachFuture, Failure, Hold, MemoryOptions, MemoryStore, NodeId, Nodes, Outcomes, PutRecord,
-    Record, RecordKind, Records, Scope, Store, StoreError, StoreFuture, StoreTask, StoredCharge, StoredLimit,
-    Subject, WhenFull,
+    Record, RecordKind, Records, Scope, ScriptTime, Store, StoreError, StoreFuture, StoreTask, StoredCharge,
+    StoredLimit, Subject, WhenFull,
 };
 #[cfg(feature = "postgres")]
 pub use tollgate_store::{PostgresOptions, PostgresStore, PostgresTls};

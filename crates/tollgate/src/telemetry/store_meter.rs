@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Label};
-use tollgate_store::{Failure, StoreError};
+use tollgate_store::{Failure, ScriptTime, StoreError};
 
 use super::OperationOutcome;
 use super::metrics::{
     ABANDONED_CANCELS, AMBIGUOUS, BACKEND_ERRORS, CONTENTION, KEYS, LEASES_LOST, LOSSES, OPERATIONS,
-    PENDING_CANCELS, STORE_CALLS, STORE_UP, SUPPRESSED, Sink,
+    PENDING_CANCELS, SCRIPT_CALLS, SCRIPT_TIME, STORE_CALLS, STORE_UP, SUPPRESSED, Sink,
 };
 
 /// The calls of a store.
@@ -31,6 +31,8 @@ pub(crate) struct StoreMeter {
     keys: OnceLock<Gauge>,
     contention: Published,
     losses: Published,
+    script_calls: Published,
+    script_us: Published,
     leases_lost: Published,
     pending_cancels: OnceLock<Gauge>,
     abandoned_cancels: Published,
@@ -44,6 +46,8 @@ pub(crate) struct Reading {
     pub(crate) contention: Option<u64>,
     /// The losses of a remote store; the memory store has none.
     pub(crate) losses: Option<u64>,
+    /// How long scripts ran inside of a store that says so.
+    pub(crate) script_time: Option<ScriptTime>,
     pub(crate) leases_lost: u64,
     /// Charges to be cancelled in a remote store: how many are pending, and how many were given up.
     pub(crate) cancels: Option<(u64, u64)>,
@@ -78,6 +82,8 @@ impl StoreMeter {
             keys: OnceLock::new(),
             contention: Published::default(),
             losses: Published::default(),
+            script_calls: Published::default(),
+            script_us: Published::default(),
             leases_lost: Published::default(),
             pending_cancels: OnceLock::new(),
             abandoned_cancels: Published::default(),
@@ -147,6 +153,10 @@ impl StoreMeter {
         }
         if let Some(count) = reading.losses {
             self.losses.bring_up_to(count, || self.counter(LOSSES));
+        }
+        if let Some(script_time) = reading.script_time {
+            self.script_calls.bring_up_to(script_time.calls, || self.counter(SCRIPT_CALLS));
+            self.script_us.bring_up_to(script_time.us, || self.counter(SCRIPT_TIME));
         }
         self.leases_lost.bring_up_to(reading.leases_lost, || self.counter(LEASES_LOST));
         if let Some((pending, abandoned)) = reading.cancels {

@@ -1,5 +1,7 @@
 //! The rights that the store needs, no more and no fewer, and what it says when one is missing.
 
+use std::time::{Duration, Instant};
+
 use tollgate_store::{
     ChargeId, Failure, Hold, Limit, Micros, Record, RecordKind, RedisOptions, RedisStore, Settlement, Store,
     StoreError, StoredCharge, StoredLimit,
@@ -7,7 +9,7 @@ use tollgate_store::{
 use tollgate_testkit::redis::{RedisCluster, RedisServer};
 
 use super::all_of;
-use crate::{beside_others, costing, one_of_each, patient};
+use crate::{PATIENCE, beside_others, costing, hourly, item, one_of_each, patient};
 
 /// The ACL rule of docs/operations.md, as it is after the user's name and password.
 const RULE: &str = "~tollgate:* +evalsha +script|load +time +get +set +setrange +del +pttl +pexpireat \
@@ -174,6 +176,30 @@ async fn the_documented_rights_are_enough_and_none_is_too_many() {
         .expect_err("not our keys");
     assert_eq!(error.failure(), Some(Failure::Refused), "{error:?}");
     assert!(error.to_string().contains("lacks a right"), "{error}");
+}
+
+/// The server is asked how it is about once a second. Who may not ask that charges all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_info_only_the_time_of_scripts_is_not_known() {
+    let _turn = beside_others().await;
+    let server = RedisServer::start();
+    grant(&server, RULE);
+    let store = RedisStore::new(options(&server)).expect("sound options");
+    let limit = hourly("api", 1_000_000);
+    let until = async |what: &str, holds: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < 2 * PATIENCE, "{what}");
+            store.charge(&[item(&limit, "k")], None).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    // The mark is written after INFO was asked.
+    let is_marked = || !server.command(&["KEYS", "*:mark:*"]).expect("keys").items().is_empty();
+    until("a look without the right", &is_marked).await;
+    assert_eq!(store.script_time(), None);
+    grant(&server, &format!("{RULE} {PROBE_RULE}"));
+    until("a look with the right", &|| store.script_time().is_some_and(|time| time.calls > 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
