@@ -27,6 +27,9 @@ use crate::app::{App, State};
 /// How often the store is asked for the revision.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// How many failed looks in a row are reported: on a busy machine one may miss its deadline while the store is up.
+const WARNED_AFTER: u32 = 3;
+
 /// For how long a change is remembered.
 const REMEMBERED: Micros = Micros::from_secs(30 * 86_400);
 
@@ -50,6 +53,8 @@ struct Known {
     clock: Option<(Micros, Instant)>,
     /// Whether the last look failed.
     is_stale: bool,
+    /// How many looks failed one after the other.
+    failures: u32,
     /// The ids of those that were applied last, so that nothing is reloaded in vain; `None` once anything else has changed.
     applied: Option<Vec<String>>,
 }
@@ -105,17 +110,20 @@ impl Overrides {
                         // What is written under an id may have changed while the ids did not.
                         known.applied = None;
                     }
-                    if std::mem::take(&mut known.is_stale) {
+                    known.is_stale = false;
+                    if std::mem::take(&mut known.failures) >= WARNED_AFTER {
                         tracing::info!("overrides are followed again: the store answers");
                     }
                 }
-                Err(error) if !known.is_stale => {
+                Err(error) => {
                     known.is_stale = true;
-                    tracing::warn!(
-                        "overrides that are set now are not seen until the store answers: {error}"
-                    );
+                    known.failures = known.failures.saturating_add(1);
+                    if known.failures == WARNED_AFTER {
+                        tracing::warn!(
+                            "overrides that are set now are not seen until the store answers: {error}"
+                        );
+                    }
                 }
-                Err(_) => {}
             }
         }
         self.apply(app);

@@ -191,6 +191,7 @@ async fn serve(
     signals.until_stopped(&app).await;
     app.drain();
     let has_drained = signals.none_for(settings.drain_delay, &app).await;
+    tracing::info!("stop signal: no new connections, requests in progress are finished");
     app.end();
     app.fleet.leave(&app).await;
     let _ = close.send(true);
@@ -208,6 +209,7 @@ async fn serve(
         // A second signal means: do not wait.
         () = signals.until_stopped(&app) => tracing::warn!("a second stop signal: busy connections are closed"),
     }
+    tracing::info!("stopped");
     Ok(())
 }
 
@@ -283,13 +285,13 @@ impl Listeners {
         let faces = 1 + usize::from(self.resp.is_some()) + usize::from(self.grpc.is_some());
         let room = wanted.within(files, faces);
         if room.connections < wanted.connections {
-            let (has, args) = (room.connections, wanted.connections);
+            let (has, wanted) = (room.connections, wanted.connections);
             let words = "each listener takes fewer connections than server.max_connections, because this process may open few \
                          files: raise `ulimit -Hn` (LimitNOFILE), or lower server.max_connections";
             // Warns only if the config asks for this many.
             match settings.max_connections {
-                Some(_) => tracing::warn!(files, has, args, "{words}"),
-                None => tracing::info!(files, has, args, "{words}"),
+                Some(_) => tracing::warn!(files, has, wanted, "{words}"),
+                None => tracing::info!(files, has, wanted, "{words}"),
             }
         }
         room

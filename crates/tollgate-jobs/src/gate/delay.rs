@@ -6,7 +6,7 @@ use super::charge::{Charged, Denial, judge};
 use super::turn::{Turn, jitter, micros};
 use super::{JobGate, OUTAGE_WAIT, SHORT_WAIT};
 use crate::decision::{Delay, JobDecision};
-use crate::limits::{LONGEST_SLEEP, OnExceeded};
+use crate::limits::OnExceeded;
 use crate::line::{Look, Taken};
 use crate::metrics;
 use crate::plan::{Plan, PlannedCharge};
@@ -29,7 +29,7 @@ impl JobGate {
     /// have let it run. It stands in line like all others that wait for the key, and is called with them when somebody opens it.
     #[cfg(feature = "apalis")]
     pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
-        let (retry_after, mut limit) = (retry_after.min(LONGEST_SLEEP), String::new());
+        let (retry_after, mut limit) = (retry_after.min(crate::limits::LONGEST_SLEEP), String::new());
         if let Some((plan, charge)) = plan.and_then(|plan| Some((plan, plan.charges.first()?))) {
             limit.clone_from(&charge.limit);
             let key = crate::plan::closable(charge.key());

@@ -99,6 +99,11 @@ fn list(with: &AdminArgs) -> Result<(), Failure> {
         return print(format_args!("{answer}"));
     }
     let Some(all) = answer["overrides"].as_array() else { return Err(not_ours()) };
+    if answer["stale"] == true {
+        eprintln!(
+            "tollgate: the store does not answer: this is what the server saw last, and nothing if it has seen none since its start"
+        );
+    }
     if all.is_empty() {
         return print(format_args!("no overrides"));
     }

@@ -174,6 +174,8 @@ fn what_makes_no_sense_is_no_denial() {
         ("/v1/gate/login/k?cost=0", 400),
         ("/v1/gate/login/k?cost=-1", 400),
         ("/v1/gate/login/k?cost=x", 400),
+        ("/v1/gate/login/k?cost=30&cost=1", 400),
+        ("/v1/gate/login/k?deny=403&deny=429", 400),
         ("/v1/gate/login/k?deny=200", 400),
         ("/v1/gate/login/k?deny=600", 400),
         ("/v1/gate/login/k?dney=403", 400),

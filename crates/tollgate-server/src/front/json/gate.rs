@@ -114,8 +114,16 @@ impl Kind {
 fn read_query(query: Option<&str>) -> Result<GateRequest, Fault> {
     let mut gate_request =
         GateRequest { cost: 1, deny: StatusCode::TOO_MANY_REQUESTS, kind: Kind::Whole, header: None };
+    let mut seen = Vec::new();
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-        match pair.split_once('=') {
+        let parts = pair.split_once('=');
+        if let Some((name @ ("cost" | "deny" | "header"), _)) = parts {
+            if seen.contains(&name) {
+                return Err(Fault::malformed(format!("`{name}` is there twice")));
+            }
+            seen.push(name);
+        }
+        match parts {
             Some(("cost", cost)) => {
                 let cost = cost.parse().ok().filter(|cost| *cost > 0);
                 gate_request.cost =
