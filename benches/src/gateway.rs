@@ -100,7 +100,12 @@ pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
         goals.extend(large::run(&program, upstream.address(), options.rate, time));
     }
     if wants(Part::Saturated) {
-        goals.extend(saturated(&program));
+        // The judge counts 10 tokens for the question of each call, and 100 for its answer.
+        let window = Duration::from_secs(8);
+        let requests = Allowed { requests: CALLS_A_WINDOW, tokens: u64::MAX / 2, window };
+        goals.extend(saturated(&program, "requests", requests, "rpm = 400"));
+        let tokens = Allowed { requests: u64::MAX / 2, tokens: CALLS_A_WINDOW * 110, window };
+        goals.extend(saturated(&program, "tokens", tokens, "tpm = 44000"));
     }
     if wants(Part::Waiting) {
         goals.extend(waiting(&program, upstream.address()));
@@ -109,7 +114,7 @@ pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
         goals.extend(wake::run(&program));
     }
     if wants(Part::Judged) && (options.litellm || options.only == Some(Part::Judged)) {
-        litellm::judged(&program)?;
+        goals.extend(litellm::judged(&program)?);
     }
     print_goals(&goals);
     strictly(is_strict, &goals)
@@ -349,20 +354,23 @@ fn never(what: &str, measured: f64) -> Goal {
     Goal { what: what.to_owned(), wanted: Wanted::Never, measured: Some(measured), beside: String::new() }
 }
 
+/// What a saturated limit admits in a window.
+const CALLS_A_WINDOW: u64 = 400;
+
 /// How much of a limit is used when more is asked for, before a judge.
-fn saturated(program: &Path) -> Vec<Goal> {
-    let (limit, window) = (400_u32, Duration::from_secs(8));
-    let allowed = Allowed { requests: limit.into(), tokens: u64::MAX / 2, window };
+fn saturated(program: &Path, of: &str, allowed: Allowed, limit: &str) -> Vec<Goal> {
+    let window = allowed.window;
     let provider = Provider::judging(allowed, openai);
     let config = format!(
-        "[server]\nlog = 'off'\n[llm]\nwindow = '8s'\n[llm.models.gpt-4o]\nrpm = {limit}\n\
+        "[server]\nlog = 'off'\n[llm]\nwindow = '8s'\n[llm.models.gpt-4o]\n{limit}\n\
          [llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://{}/v1'\napi_key = 'x'\n[limits.x]\nunlimited = true\n",
         provider.address()
     );
     let server = Tollgate::builder(program).config(&config).start();
     let request = request(&body(false));
     let sent = Arc::new(AtomicUsize::new(0));
-    let calls = usize::try_from(limit * 4).unwrap_or(0);
+    let a_window = usize::try_from(CALLS_A_WINDOW).unwrap_or(0);
+    let calls = a_window * 4;
     std::thread::scope(|scope| {
         for _ in 0..64 {
             let (sent, request) = (sent.clone(), &request);
@@ -378,18 +386,18 @@ fn saturated(program: &Path) -> Vec<Goal> {
     let refused = provider.refused();
     let arrivals = provider.arrivals();
     // From the first call to the first of the last window, three windows were used.
-    let last = &arrivals[arrivals.len() - usize::try_from(limit).unwrap_or(0)];
+    let last = &arrivals[arrivals.len() - a_window];
     let took = last.at - arrivals[0].at;
     let share = 3.0 * window.as_secs_f64() / took.as_secs_f64();
-    println!("saturated: {limit} requests in {} s, the default margin\n", window.as_secs());
+    println!("saturated: {limit} in {} s, {CALLS_A_WINDOW} calls, the default margin\n", window.as_secs());
     vec![
         Goal {
-            what: "gateway: saturated, of the limit".to_owned(),
+            what: format!("gateway: saturated, of the limit of {of}"),
             wanted: Wanted::AtLeast(0.95),
             measured: Some(share),
             beside: String::new(),
         },
-        never("gateway: saturated, refused by the judge", refused as f64),
+        never(&format!("gateway: saturated by {of}, refused by the judge"), refused as f64),
     ]
 }
 

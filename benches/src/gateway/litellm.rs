@@ -11,6 +11,7 @@ use tollgate_testkit::provider::{Arrival, Provider, openai};
 use tollgate_testkit::tollgate::Tollgate;
 
 use super::{ask, connect, request};
+use crate::goals::{Goal, Wanted};
 
 const VERSION: &str = "1.106.2";
 const WINDOW: Duration = Duration::from_secs(6);
@@ -169,13 +170,14 @@ fn most(provider: &Provider) -> u64 {
 type Scenario = fn(&Provider, SocketAddr) -> Result<String, String>;
 
 /// Scenarios A2 (a burst at the end of a window and one at the beginning of the next) and B2 (a settlement after its window), of both.
-pub(super) fn judged(program: &Path) -> Result<(), String> {
+pub(super) fn judged(program: &Path) -> Result<Vec<Goal>, String> {
     let scenarios: [(&str, Scenario); 2] = [("A2", a2), ("B2", b2)];
     println!(
         "\n{TOKENS} tokens in any {} s; both refuse what does not fit, and a judge counts what arrives:\n",
         WINDOW.as_secs()
     );
     println!("| | | most tokens in a window | |\n|---|---|--:|---|");
+    let mut goals = Vec::new();
     for (name, scenario) in scenarios {
         let provider = provider();
         let proxy = LiteLlm::start(provider.address(), Some(TOKENS))?;
@@ -193,8 +195,14 @@ pub(super) fn judged(program: &Path) -> Result<(), String> {
         let gateway = Tollgate::builder(program).config(&config).start();
         let text = scenario(&provider, gateway.http())?;
         println!("| {name} | tollgate | {} | {text} |", most(&provider));
+        goals.push(Goal {
+            what: format!("gateway: {name}, most tokens in a window, of the limit"),
+            wanted: Wanted::AtMost(1.0),
+            measured: Some(most(&provider) as f64 / TOKENS as f64),
+            beside: String::new(),
+        });
     }
-    Ok(())
+    Ok(goals)
 }
 
 /// One that takes as long as a call says, and reports what it says.

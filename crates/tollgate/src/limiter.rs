@@ -94,7 +94,7 @@ impl Limiter {
     /// use tollgate::{Charge, Limit, Tollgate};
     ///
     /// let gate = Tollgate::builder()
-    ///     .limit("global", Limit::token_bucket("1000/s", 1000)?)
+    ///     .limit("global", Limit::sliding_window(1_000, Duration::from_secs(60))?)
     ///     .limit("per-user", Limit::sliding_window(1, Duration::from_secs(60))?)
     ///     .build()?;
     /// let global = gate.local("global")?;

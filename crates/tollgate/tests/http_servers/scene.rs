@@ -26,8 +26,8 @@ pub(crate) enum On {
 
 pub(crate) const ALL: [On; 3] = [On::Memory, On::Redis, On::Postgres];
 
-/// Time enough for whatever a loaded machine does.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time enough for whatever a loaded machine does. A release that its store did not take in time is tried again by the clock, which stands still.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// When the clock starts: at a full hour, where windows of the clock begin.
 const START: Duration = Duration::from_secs(472_222 * 3_600);
