@@ -27,7 +27,7 @@ function known(limit) {
   const name = limit.limit;
   const bars = ranged(name, range);
   const isNow = range === "5m";
-  const mean = (kind) => bars[kind].reduce((sum, one) => sum + one, 0) / bars[kind].length;
+  const mean = (kind) => bars.totals[kind] / bars.seconds;
   const of = (kind) => (isNow ? now(name, kind) : mean(kind));
   const allowed = of("allowed");
   const denied = of("denied");
@@ -398,8 +398,7 @@ function showShadow() {
   const shadows = rows.filter(({ limit }) => limit.shadow);
   $("shadow").hidden = shadows.length === 0;
   put($("shadow-words"), `${RANGES[range].words}; nothing changes until shadow is taken out of the config`);
-  const sum = ({ bars }, kind) => bars[kind].reduce((total, one) => total + one, 0) * bars.step;
-  const shown = shadows.map((row) => ({ name: row.name, rule: row.limit.rule, allowed: sum(row, "allowed"), would: sum(row, "would_deny"), denied: sum(row, "denied"), worst: row.limit.offenders[0] ?? null }))
+  const shown = shadows.map(({ name, limit, bars: { totals } }) => ({ name, rule: limit.rule, allowed: totals.allowed, would: totals.would_deny, denied: totals.denied, worst: limit.offenders[0] ?? null }))
     .toSorted((one, other) => other.would - one.would || one.name.localeCompare(other.name));
   fill($("shadow-rows"), shown, () => shown.map(({ name, rule, allowed, would, denied, worst }) => {
     const asked = allowed + would + denied;
