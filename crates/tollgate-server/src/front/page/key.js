@@ -163,7 +163,7 @@ function showChart() {
     series: [{ name: "allowed", kind: "f1", values: bars("allowed") }, { name: "would be denied", kind: "hd", values: bars("would_deny") }, { name: "denied", kind: "fd", values: bars("denied") }],
   };
   plot.update(drawn);
-  const unseen = last.kept === "memory" ? " This server counts in memory: what it allows at once is counted for the limit and not for the key, so here are denials." : "";
+  const unseen = last.kept === "memory" ? " This server counts in memory: what it allows is counted for the limit and not for the key, so only denials are drawn." : "";
   put($("key-kept"), `Drawn from the last decisions of this server about this key: at most ${last.most_decisions} of all limits together, none missing since ${dateTime(since)}.${unseen}`);
 }
 
