@@ -40,9 +40,9 @@ soak hours="2":
 deny:
     cargo test -p tollgate --features config --test dependencies
 
-# The same file and the advisories, by cargo-deny where it is installed.
+# The same file and the advisories, by cargo-deny. Fails where it is not installed.
 advisories:
-    if cargo deny --version >/dev/null 2>&1; then cargo deny check; else echo "cargo-deny is not installed: cargo install cargo-deny --locked --version 0.20.2"; fi
+    cargo deny --version >/dev/null 2>&1 || { echo "cargo-deny is not installed: cargo install cargo-deny --locked --version 0.20.2" >&2; exit 1; }; cargo deny check
 
 # Mutants of the kernel, one part of twelve: docs/testing.md.
 mutants part="0/12":

@@ -17,7 +17,7 @@ use tollgate::{Limit, Tollgate};
 
 use crate::config::{Config, ServerConfig};
 use crate::fleet::Fleet;
-use crate::front::json::GateRoutes;
+use crate::front::json::{GateRoutes, Looks};
 use crate::front::models::Models;
 use crate::front::page::{Feed, JobsView, ModelsView};
 use crate::front::peer::Peers;
@@ -34,6 +34,7 @@ pub(crate) struct App {
     pub(crate) fleet: Fleet,
     pub(crate) token: Option<Token>,
     pub(crate) guesses: Guesses,
+    pub(crate) looks: Looks,
     pub(crate) bounds: Bounds,
     pub(crate) peers: Arc<Peers>,
     pub(crate) metrics: metrics_exporter_prometheus::PrometheusHandle,
@@ -138,6 +139,7 @@ impl App {
             overrides: Overrides::default(),
             token,
             guesses: Guesses::new(),
+            looks: Looks::new(),
             metrics,
             stats,
             dropped_lines: None,

@@ -31,7 +31,7 @@ use self::history::History;
 use self::latency::Latency;
 use self::namespaces::{Namespaces, OfNamespace};
 use self::offenders::{LastOutcome, Offender, Offenders, Who};
-use self::recent::{Decisions, Recent};
+use self::recent::{Decisions, Retained};
 use self::ring::{Counted, PLACES, Ring, SECONDS, Series};
 use self::striped::Striped;
 
@@ -44,6 +44,7 @@ const LONGEST_SHOWN: usize = 256;
 pub(crate) struct Stats {
     /// The second that is being counted, since 1970.
     second: AtomicU64,
+    started: u64,
     /// Locked after a table of `noted`, never before one.
     limits: RwLock<HashMap<Arc<str>, Arc<OfLimit>, fast::RandomState>>,
     latency: Mutex<Latency>,
@@ -102,6 +103,7 @@ impl Stats {
     pub(crate) fn new(telemetry: Telemetry, settings: Settings, second: u64) -> Arc<Stats> {
         Arc::new(Stats {
             second: AtomicU64::new(second),
+            started: second,
             limits: RwLock::default(),
             latency: Mutex::new(Latency::new(second)),
             telemetry,
@@ -262,11 +264,14 @@ impl Stats {
     }
 
     /// The last decisions about a key, by its canonical text, newest first.
-    pub(crate) fn recent(&self, key: &str) -> Vec<Recent> {
+    pub(crate) fn retained(&self, key: &str) -> Retained {
         let mark = self.hashes.hash_one(key);
-        let mut all = Vec::new();
-        self.noted.each().for_each(|table| table.decisions.add_to(&mut all, mark));
-        recent::newest(all)
+        let (mut all, mut since_us) = (Vec::new(), self.started * 1_000_000);
+        for table in self.noted.each() {
+            table.decisions.add_to(&mut all, mark);
+            since_us = since_us.max(table.decisions.complete_since(mark).unwrap_or(0));
+        }
+        Retained::newest(all, since_us)
     }
 
     /// Counts these namespaces by name from now on.

@@ -137,6 +137,7 @@ impl OutcomeKind {
 pub(crate) struct LimitReport<'a> {
     /// The canonical text of its key, if that makes sense.
     pub(crate) key: Option<&'a str>,
+    pub(crate) cost: u64,
     pub(crate) strategy: Option<Strategy>,
     pub(crate) kind: OutcomeKind,
     pub(crate) source: Source,

@@ -18,6 +18,8 @@ struct Package {
     licence: Option<String>,
     /// `None` for crates of the workspace.
     source: Option<String>,
+    /// What it depends on in any version.
+    wildcards: Vec<String>,
 }
 
 /// `deny.toml`, as far as it is held here.
@@ -31,6 +33,9 @@ struct Rules {
     skipped: BTreeMap<String, String>,
     banned: BTreeMap<String, String>,
     registries: BTreeSet<String>,
+    allows_wildcards: bool,
+    /// Crates of the workspace may name each other by their path alone.
+    allows_wildcard_paths: bool,
 }
 
 fn root() -> std::path::PathBuf {
@@ -70,6 +75,9 @@ impl Rules {
             skipped: with_reason("skip"),
             banned: with_reason("deny"),
             registries: texts(file["sources"].get("allow-registry")),
+            allows_wildcards: file["bans"].get("wildcards").and_then(toml::Value::as_str) != Some("deny"),
+            allows_wildcard_paths: file["bans"].get("allow-wildcard-paths").and_then(toml::Value::as_bool)
+                == Some(true),
         }
     }
 
@@ -81,6 +89,9 @@ impl Rules {
         for package in packages {
             let Package { name, version, .. } = package;
             versions.entry(name).or_default().insert(version);
+            for other in package.wildcards.iter().filter(|_| !self.allows_wildcards) {
+                mistakes.push(format!("{name} {version} depends on any version of {other}: say which"));
+            }
             let Some(source) = &package.source else { continue };
             if !self.registries.iter().any(|registry| source == &format!("registry+{registry}")) {
                 mistakes
@@ -178,7 +189,7 @@ fn one(words: &mut Words<'_>, is_allowed: &mut impl FnMut(&str) -> bool) -> Opti
 }
 
 /// All crates that are compiled on Linux with all features, with those of builds and tests.
-fn packages() -> Vec<Package> {
+fn packages(rules: &Rules) -> Vec<Package> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root()).args(["metadata", "--format-version", "1", "--locked", "--all-features"]);
     let output =
@@ -196,15 +207,23 @@ fn packages() -> Vec<Package> {
             version: text(&package["version"]).expect("a version"),
             licence: text(&package["license"]),
             source: text(&package["source"]),
+            wildcards: wildcards(package, rules.allows_wildcard_paths),
         })
         .collect()
+}
+
+/// What a package of the graph depends on in any version.
+fn wildcards(package: &Value, allows_paths: bool) -> Vec<String> {
+    let any = package["dependencies"].as_array().into_iter().flatten().filter(|other| other["req"] == "*");
+    let named = any.filter(|other| !(allows_paths && other["path"].is_string()));
+    named.filter_map(|other| other["name"].as_str().map(str::to_owned)).collect()
 }
 
 #[test]
 fn the_graph_keeps_to_the_rules() {
     let rules =
         Rules::read(&std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml at the root"));
-    let packages = packages();
+    let packages = packages(&rules);
     assert!(packages.len() > 100, "{} packages", packages.len());
     let mistakes = rules.mistakes(&packages);
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
@@ -218,6 +237,8 @@ exceptions = [{ crate = "data", allow = ["CC0-1.0"] }]
 crate = "silent@=1.0.0"
 expression = "MIT"
 [bans]
+wildcards = "deny"
+allow-wildcard-paths = true
 skip = [{ crate = "twice@1.0.0", reason = "of old" }]
 deny = [{ crate = "bad", reason = "it is bad" }]
 [sources]
@@ -239,6 +260,7 @@ fn graph(more: &[(&str, &str, Option<&str>, &str)]) -> Vec<Package> {
         version: (*version).to_owned(),
         licence: licence.map(str::to_owned),
         source: Some((*source).to_owned()),
+        wildcards: Vec::new(),
     };
     fine.iter().chain(more).map(package).collect()
 }
@@ -275,6 +297,22 @@ fn what_is_not_allowed_is_found() {
         rules.mistakes(&[]),
         ["twice@1.0.0", "data", "silent@=1.0.0"].map(|entry| format!("nothing needs the entry `{entry}`"))
     );
+}
+
+#[test]
+fn a_dependency_on_any_version_is_found() {
+    let rules = Rules::read(RULES);
+    let package = serde_json::json!({ "dependencies": [
+        { "name": "exact", "req": "^1.0.0" },
+        { "name": "any", "req": "*" },
+        { "name": "beside", "req": "*", "path": "/beside" },
+    ] });
+    assert_eq!(wildcards(&package, rules.allows_wildcard_paths), ["any"]);
+    assert_eq!(wildcards(&package, false), ["any", "beside"]);
+    let mut graph = graph(&[]);
+    graph[0].wildcards = vec!["any".to_owned()];
+    assert_eq!(rules.mistakes(&graph), ["plain 1.0.0 depends on any version of any: say which"]);
+    assert!(Rules::read(&RULES.replace("\"deny\"\nallow", "\"allow\"\nallow")).mistakes(&graph).is_empty());
 }
 
 #[test]

@@ -41,6 +41,26 @@ fallback = 'local'
 strategy = 'token_bucket'
 rate = '3/h'
 burst = 3
+
+[limits.log]
+strategy = 'sliding_window'
+limit = 200
+window = '1h'
+
+[limits.counter]
+strategy = 'sliding_window_counter'
+limit = 200
+window = '1h'
+
+[limits.leaky]
+strategy = 'leaky_bucket'
+rate = '3/h'
+capacity = 3
+
+[limits.workers]
+strategy = 'concurrency'
+limit = 3
+lease = '1h'
 ";
 
 /// The registry that the policy and these variables describe.

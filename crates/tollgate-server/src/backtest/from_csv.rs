@@ -11,7 +11,7 @@ use memchr::{memchr_iter, memchr2};
 use smallvec::SmallVec;
 
 use super::intake::{Entry, Intake};
-use super::lines::{Line, Lines, Records, too_long};
+use super::lines::{Line, Lines, Records, TOO_LONG};
 use super::mistake::Mistake;
 use crate::failure::Failure;
 
@@ -34,7 +34,13 @@ pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Int
         let (line, bytes) = match lines.next_line().map_err(|error| Failure::reading(name, &error))? {
             None if columns.is_none() => return Err(empty(name)),
             None => return Ok(()),
-            Some(Line::TooLong(line, _)) => return Err(Failure::reading(name, &too_long(line))),
+            Some(Line::TooLong(line, start)) => {
+                if columns.is_none() {
+                    return Err(Failure::new(format!("cannot read {name}: line {line} {TOO_LONG}")));
+                }
+                intake.take(line, Err(Mistake::new("line", &String::from_utf8_lossy(start), TOO_LONG)))?;
+                continue;
+            }
             Some(Line::Whole(line, bytes)) => (line, bytes),
         };
         let Some(record) = plain(bytes) else { break };
@@ -91,28 +97,26 @@ fn read_quoted<R: BufRead>(
     let columns = match columns {
         Some(columns) => columns,
         None => {
-            if !next(&mut reader, &mut record, name)? {
+            let found = next(&mut reader, &mut record, name)?;
+            if let Some((line, mistake)) = reader.get_mut().refused().next() {
+                return Err(Failure::new(mistake.in_words(name, line)));
+            }
+            if !found {
                 return Err(empty(name));
             }
             header(record.iter(), reader.get_ref().line(), name, intake)?
         }
     };
-    while next(&mut reader, &mut record, name)? {
-        let records = reader.get_ref();
-        let entry = if records.left_open() {
-            let last = record.iter().next_back().unwrap_or_default();
-            Err(Mistake::new(
-                "line",
-                &String::from_utf8_lossy(last),
-                "has a quote that is never closed; close it",
-            ))
-        } else {
-            columns.entry(record.len(), |index| record.get(index))
-        };
-        let line = records.line();
-        intake.take(line, entry)?;
+    loop {
+        let found = next(&mut reader, &mut record, name)?;
+        for (line, mistake) in reader.get_mut().refused() {
+            intake.take(line, Err(mistake))?;
+        }
+        if !found {
+            return Ok(());
+        }
+        intake.take(reader.get_ref().line(), columns.entry(record.len(), |index| record.get(index)))?;
     }
-    Ok(())
 }
 
 /// Whether a line reads as a header.
@@ -128,7 +132,6 @@ fn next<R: BufRead>(
     record: &mut ByteRecord,
     name: &str,
 ) -> Result<bool, Failure> {
-    reader.get_mut().begin();
     reader.read_byte_record(record).map_err(|error| Failure::reading(name, &io::Error::from(error)))
 }
 

@@ -1,15 +1,17 @@
 //! Charges from the decision log of a server (`[server] log`): lines with the target `tollgate::decision`.
 //!
 //! A line has the limit that bound and the hash of the key, not the key: the replay counts by that hash, as `hash:…`, so overrides of
-//! single keys do not apply. It has no cost, so each is 1, and of a decision over several limits it has one. By default the log has denials only, and
-//! not all of them; a replay of all traffic needs `log = "debug"` and `log_all = true`. Other lines of a server's log are passed over.
+//! single keys do not apply. Of a decision over several limits there is the one that bound. By default the log has denials only, and
+//! not all of them; a replay of all traffic needs `log = "debug"` and `log_all = true`. A call that waited is a charge at the end of its wait. Logs of
+//! earlier versions have no cost, so each is 1 there. Other lines of a server's log are passed over.
 
 use std::borrow::Cow;
 use std::io::BufRead;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
-use super::from_jsonl::invalid_json;
+use super::from_jsonl::{given, invalid_json, text_or_number};
 use super::intake::{Entry, Intake};
 use super::lines::{Line, Lines, TOO_LONG};
 use super::mistake::Mistake;
@@ -31,6 +33,8 @@ struct Logged<'a> {
     limiter: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     key_hash: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    cost: Option<&'a RawValue>,
     #[serde(default)]
     suppressed: Option<u64>,
     #[serde(default)]
@@ -60,7 +64,7 @@ pub(super) fn read<R: BufRead>(mut lines: Lines<R>, name: &str, intake: &mut Int
         };
         intake.note_left_out(logged.suppressed.unwrap_or(0).saturating_add(logged.left_out.unwrap_or(0)));
         match logged.entry(&mut key) {
-            Some(entry) => intake.take(line, Ok(entry))?,
+            Some(entry) => intake.take(line, entry)?,
             None => intake.pass_over(),
         }
     }
@@ -88,11 +92,11 @@ fn logged(bytes: &[u8]) -> Result<Logged<'_>, Mistake> {
 
 impl<'a> Logged<'a> {
     /// The charge; `None` for a line that is none.
-    fn entry<'k>(&'a self, key: &'k mut String) -> Option<Entry<'k>>
+    fn entry<'k>(&'a self, key: &'k mut String) -> Option<Result<Entry<'k>, Mistake>>
     where
         'a: 'k,
     {
-        const CHARGES: [&str; 3] = ["charge", "reserve", "acquire"];
+        const CHARGES: [&str; 4] = ["charge", "reserve", "acquire", "wait"];
         let operation = self.operation.as_deref().unwrap_or("charge");
         if self.target != TARGET || !CHARGES.contains(&operation) {
             return None;
@@ -102,11 +106,12 @@ impl<'a> Logged<'a> {
         key.clear();
         key.push_str("hash:");
         key.push_str(hash);
-        Some(Entry {
+        let cost = given(self.cost).map(|raw| text_or_number("cost", raw)).transpose();
+        Some(cost.map(|cost| Entry {
             time: Some(Cow::Borrowed(&*self.timestamp)),
             limit: Some(Cow::Borrowed(limiter)),
             key: Some(Cow::Borrowed(key)),
-            cost: None,
-        })
+            cost,
+        }))
     }
 }

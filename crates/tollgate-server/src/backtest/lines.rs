@@ -1,16 +1,19 @@
 //! Physical lines, counted: the line that a message names is the line that an editor shows.
 //!
-//! [`Lines`] hands out one line at a time. [`Records`] hands the same lines to the csv reader, never more than one at a time,
+//! [`Lines`] hands out one line at a time. [`Records`] hands the same lines to the csv reader, never more than one record at a time,
 //! so that it is known which line each record starts on: the csv reader's own count is off by one after CRLF and blank lines.
-//! A record may span lines, where a quoted field holds line breaks.
+//! A record may span lines, where a quoted field holds line breaks, but only so many: a stray quote costs its own line, not the rest of the file.
 
+use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
 
 use memchr::memchr;
+use smallvec::SmallVec;
 
+use super::mistake::Mistake;
 use crate::failure::reason;
 
-/// The longest line, and the longest record: no log has one, but a file that is no log may, and so does a quote left open.
+/// The longest line: no log has one, but a file that is no log may.
 pub(super) const MAX_LINE: usize = 1024 * 1024;
 
 /// The lines of an input, with their numbers.
@@ -92,6 +95,9 @@ const SHOWN_OF_LONG: usize = 256;
 /// What a line that is too long should have been.
 pub(super) const TOO_LONG: &str = "is longer than 1 MiB; is this a log?";
 
+/// What is wrong with a line whose quote the lines after it do not close either.
+const STRAY_QUOTE: &str = "has a quote that is not closed within 16 lines or 64 KiB; close it";
+
 /// Says how far reading came: what is damaged is most often the end of a file.
 fn after(line: u64, error: io::Error) -> io::Error {
     match line {
@@ -100,18 +106,31 @@ fn after(line: u64, error: io::Error) -> io::Error {
     }
 }
 
-/// The lines of an input as the csv reader wants them: bytes, but never of two lines at once.
+/// How many lines a record may span, and how many bytes those may have: a quote that is not closed by then is a stray one, and what follows it
+/// is not the rest of its field.
+const MOST_SPANNED: usize = 16;
+const MOST_SPANNED_BYTES: usize = 64 * 1024;
+
+/// The records of an input as the csv reader wants them: bytes, but never of two records at once. A line that can be no record is left out and
+/// noted, and reading goes on with the line after it.
 pub(super) struct Records<R> {
     lines: Lines<R>,
-    /// How much of the line at hand has been read.
-    taken: usize,
-    /// The line that the record at hand starts on, once it has one.
-    start: Option<u64>,
-    /// How many bytes it has had so far.
-    bytes: usize,
-    quoting: Quoting,
     /// Whether the line at hand was handed out already, and is now to be read as a record.
     is_given: bool,
+    /// Lines that were read to find the end of a record which has none.
+    ahead: VecDeque<Ahead>,
+    /// The record at hand, how much of it has been read, and the line it starts on.
+    record: Vec<u8>,
+    taken: usize,
+    start: u64,
+    refused: Vec<(u64, Mistake)>,
+}
+
+/// A line that was read ahead.
+struct Ahead {
+    line: u64,
+    text: Vec<u8>,
+    is_too_long: bool,
 }
 
 /// Where in a field the csv reader is.
@@ -124,9 +143,40 @@ enum Quoting {
     QuoteSeen,
 }
 
+impl Quoting {
+    /// After a line.
+    fn after(mut self, line: &[u8]) -> Quoting {
+        // Without a quote only the last byte counts.
+        if self != Quoting::Quoted && !line.contains(&b'"') {
+            return match line.last() {
+                Some(b',' | b'\r' | b'\n') => Quoting::FieldStart,
+                _ => Quoting::Bare,
+            };
+        }
+        for byte in line {
+            self = match (self, byte) {
+                (Quoting::FieldStart | Quoting::QuoteSeen, b'"') => Quoting::Quoted,
+                (Quoting::Quoted, b'"') => Quoting::QuoteSeen,
+                (Quoting::Quoted, _) => Quoting::Quoted,
+                (_, b',' | b'\r' | b'\n') => Quoting::FieldStart,
+                _ => Quoting::Bare,
+            };
+        }
+        self
+    }
+}
+
 impl<R: BufRead> Records<R> {
     pub(super) fn new(lines: Lines<R>) -> Self {
-        Records { lines, taken: 0, start: None, bytes: 0, quoting: Quoting::FieldStart, is_given: false }
+        Records {
+            lines,
+            is_given: false,
+            ahead: VecDeque::new(),
+            record: Vec::new(),
+            taken: 0,
+            start: 0,
+            refused: Vec::new(),
+        }
     }
 
     /// From the line on that was handed out last.
@@ -135,66 +185,89 @@ impl<R: BufRead> Records<R> {
         Ok(Records { is_given: true, ..Records::new(lines) })
     }
 
-    /// Says that the next line which is not blank begins a record.
-    pub(super) fn begin(&mut self) {
-        (self.start, self.bytes, self.quoting) = (None, 0, Quoting::FieldStart);
-    }
-
     /// The line that the record starts on.
     pub(super) fn line(&self) -> u64 {
-        self.start.unwrap_or(self.lines.line)
+        self.start
     }
 
-    /// Whether the record ended, with the file, in a quoted field that nothing closed.
-    pub(super) fn left_open(&self) -> bool {
-        self.quoting == Quoting::Quoted
+    /// The lines that were left out since this was asked last, in order.
+    pub(super) fn refused(&mut self) -> impl Iterator<Item = (u64, Mistake)> {
+        self.refused.drain(..)
     }
 
-    fn follow(&mut self) {
-        // Without a quote only the last byte counts.
-        if self.quoting != Quoting::Quoted && !self.lines.buffer.contains(&b'"') {
-            self.quoting = match self.lines.buffer.last() {
-                Some(b',' | b'\r' | b'\n') => Quoting::FieldStart,
-                _ => Quoting::Bare,
-            };
-            return;
+    /// Finds the next record. False at the end.
+    fn find(&mut self) -> io::Result<bool> {
+        loop {
+            self.record.clear();
+            self.taken = 0;
+            // The lines of the record: the number and the end of each.
+            let mut lines: SmallVec<[(u64, usize); MOST_SPANNED]> = SmallVec::new();
+            let mut quoting = Quoting::FieldStart;
+            while lines.is_empty() || quoting == Quoting::Quoted {
+                let is_over = !lines.is_empty() && self.record.len() > MOST_SPANNED_BYTES;
+                if lines.len() == MOST_SPANNED || is_over || !self.append(&mut lines)? {
+                    break;
+                }
+                let from = lines.len().checked_sub(2).map_or(0, |before| lines[before].1);
+                quoting = quoting.after(&self.record[from..]);
+            }
+            let Some(&(start, first_end)) = lines.first() else { return Ok(false) };
+            if quoting != Quoting::Quoted {
+                self.start = start;
+                return Ok(true);
+            }
+            let first = String::from_utf8_lossy(self.record[..first_end].trim_ascii_end());
+            self.refused.push((start, Mistake::new("line", &first, STRAY_QUOTE)));
+            for pair in lines.windows(2).rev() {
+                let text = self.record[pair[0].1..pair[1].1].to_vec();
+                self.ahead.push_front(Ahead { line: pair[1].0, text, is_too_long: false });
+            }
         }
-        for byte in &self.lines.buffer {
-            self.quoting = match (self.quoting, byte) {
-                (Quoting::FieldStart | Quoting::QuoteSeen, b'"') => Quoting::Quoted,
-                (Quoting::Quoted, b'"') => Quoting::QuoteSeen,
-                (Quoting::Quoted, _) => Quoting::Quoted,
-                (_, b',' | b'\r' | b'\n') => Quoting::FieldStart,
-                _ => Quoting::Bare,
+    }
+
+    /// Appends the next line to the record. False at the end, and before a line that is too long to belong to a record that has begun; if none has, such a line
+    /// is left out.
+    fn append(&mut self, lines: &mut SmallVec<[(u64, usize); MOST_SPANNED]>) -> io::Result<bool> {
+        loop {
+            if let Some(ahead) = self.ahead.pop_front() {
+                if !ahead.is_too_long {
+                    self.record.extend_from_slice(&ahead.text);
+                    lines.push((ahead.line, self.record.len()));
+                    return Ok(true);
+                }
+                if !lines.is_empty() {
+                    self.ahead.push_front(ahead);
+                    return Ok(false);
+                }
+                let mistake = Mistake::new("line", &String::from_utf8_lossy(&ahead.text), TOO_LONG);
+                self.refused.push((ahead.line, mistake));
+                continue;
+            }
+            let line = match std::mem::take(&mut self.is_given) {
+                true => Some(Line::Whole(self.lines.line, &self.lines.buffer)),
+                false => self.lines.next_copied()?,
             };
+            match line {
+                None => return Ok(false),
+                Some(Line::Whole(line, text)) => {
+                    self.record.extend_from_slice(text);
+                    lines.push((line, self.record.len()));
+                    return Ok(true);
+                }
+                Some(Line::TooLong(line, text)) => {
+                    self.ahead.push_back(Ahead { line, text: text.to_vec(), is_too_long: true });
+                }
+            }
         }
     }
 }
 
 impl<R: BufRead> Read for Records<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.is_given || self.taken == self.lines.buffer.len() {
-            self.taken = 0;
-            let (number, line) = if std::mem::take(&mut self.is_given) {
-                (self.lines.line, &*self.lines.buffer)
-            } else {
-                match self.lines.next_copied()? {
-                    None => return Ok(0),
-                    Some(Line::TooLong(number, _)) => return Err(too_long(number)),
-                    Some(Line::Whole(number, line)) => (number, line),
-                }
-            };
-            self.bytes += line.len();
-            let blank = matches!(line, b"\n" | b"\r\n");
-            if self.bytes > MAX_LINE {
-                return Err(too_long(number));
-            }
-            if self.start.is_none() && !blank {
-                self.start = Some(number);
-            }
-            self.follow();
+        if self.taken == self.record.len() && !self.find()? {
+            return Ok(0);
         }
-        let left = &self.lines.buffer[self.taken..];
+        let left = &self.record[self.taken..];
         let count = left.len().min(into.len());
         into[..count].copy_from_slice(&left[..count]);
         self.taken += count;
@@ -202,29 +275,22 @@ impl<R: BufRead> Read for Records<R> {
     }
 }
 
-pub(super) fn too_long(line: u64) -> io::Error {
-    let message =
-        format!("line {line} is longer than 1 MiB, or a quote before it was never closed; is this a log?");
-    io::Error::new(io::ErrorKind::InvalidData, message)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The line that each record starts on, and whether the last one was left open.
-    fn starts(text: &str) -> (Vec<u64>, bool) {
-        let lines = Lines::new(text.as_bytes()).unwrap();
+    /// The line that each record starts on, and the lines that were left out.
+    fn starts(text: &[u8]) -> (Vec<u64>, Vec<u64>) {
+        let lines = Lines::new(text).unwrap();
         let mut reader =
             csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(Records::new(lines));
         let mut record = csv::ByteRecord::new();
-        let (mut starts, mut open) = (Vec::new(), false);
+        let mut starts = Vec::new();
         while reader.read_byte_record(&mut record).unwrap() {
             starts.push(reader.get_ref().line());
-            open = reader.get_ref().left_open();
-            reader.get_mut().begin();
         }
-        (starts, open)
+        let refused = reader.get_mut().refused().map(|(line, _)| line).collect();
+        (starts, refused)
     }
 
     #[test]
@@ -240,42 +306,48 @@ mod tests {
             ("a,5\" disk\n1,2\n", &[1, 2]),
             (&long, &[1, 2]),
         ] {
-            assert_eq!(starts(text), (lines.to_vec(), false), "{text:.40?}");
+            assert_eq!(starts(text.as_bytes()), (lines.to_vec(), Vec::new()), "{text:.40?}");
         }
     }
 
     #[test]
-    fn a_quote_left_open_is_noticed() {
-        for (text, open) in [
-            ("a,\"b", true),
-            ("a,\"b\n", true),
-            ("a,b\n1,\"2\n3,4\n", true),
-            ("a,\"b\"", false),
-            ("a,\"b\"\"", true),
-            ("a,\"b\"\"\"", false),
-            ("a,5\"", false),
-            ("\"a\"b\"", false),
+    fn a_stray_quote_costs_its_own_line() {
+        let spanned = |lines: usize| format!("a,\"b{}\"\n1,2\n", "\n".repeat(lines - 1));
+        let wide = |bytes: usize| format!("a,\"{}\nb\"\n1,2\n", "x".repeat(bytes));
+        for (text, lines, refused) in [
+            ("a,\"b", &[][..], &[1][..]),
+            ("a,\"b\n", &[], &[1]),
+            ("a,b\n1,\"2\n3,4\n", &[1, 3], &[2]),
+            ("a,\"b\"", &[1], &[]),
+            ("a,\"b\"\"", &[], &[1]),
+            ("a,\"b\"\"\"", &[1], &[]),
+            ("a,5\"", &[1], &[]),
+            ("\"a\"b\"", &[1], &[]),
+            // Each of them is tried, and each is left out only if nothing closes it.
+            ("1,\"2\n3,\"4\n5,\"6\n7,8\n", &[1, 4], &[3]),
+            // A carriage return alone ends a record, of which the line has two then.
+            ("a\rb,\"c\nd\"\ne\n", &[1, 1, 3], &[]),
+            (&spanned(16), &[1, 17], &[]),
+            (&wide(64 * 1024 - 10), &[1, 3], &[]),
         ] {
-            assert_eq!(starts(text).1, open, "{text:?}");
+            assert_eq!(starts(text.as_bytes()), (lines.to_vec(), refused.to_vec()), "{text:.40?}");
         }
+        // The line that would close it opens what is never closed; blank ones are no records.
+        assert_eq!(starts(spanned(17).as_bytes()), (vec![18], vec![1, 17]));
+        assert_eq!(starts(wide(64 * 1024).as_bytes()), (vec![2, 3], vec![1]));
     }
 
     #[test]
-    fn what_is_no_log_is_refused_before_it_fills_the_memory() {
+    fn a_line_that_is_too_long_is_left_out_and_does_not_fill_the_memory() {
         let endless = vec![b'x'; MAX_LINE + 1];
         let text = [&endless[..], b"\nnext\n"].concat();
         let mut lines = Lines::new(&text[..]).unwrap();
         assert!(matches!(lines.next_line().unwrap(), Some(Line::TooLong(1, start)) if start.len() == 256));
         assert!(matches!(lines.next_line().unwrap(), Some(Line::Whole(2, b"next\n"))));
         assert!(lines.next_line().unwrap().is_none());
-        let mut records = Records::new(Lines::new(&endless[..]).unwrap());
-        let error = records.read(&mut [0; 9]).unwrap_err();
-        assert!(error.to_string().contains("line 1 is longer than 1 MiB"));
-
-        let open = format!("a,\"b\n{}", "1,2\n".repeat(MAX_LINE / 4));
-        let mut reader =
-            csv::ReaderBuilder::new().from_reader(Records::new(Lines::new(open.as_bytes()).unwrap()));
-        let error = reader.read_byte_record(&mut csv::ByteRecord::new()).unwrap_err();
-        assert!(error.to_string().contains("a quote before it was never closed"), "{error}");
+        assert_eq!(starts(&text), (vec![2], vec![1]));
+        // Inside of what a stray quote opened.
+        let text = [b"a,\"b\n1,2\n", &text[..]].concat();
+        assert_eq!(starts(&text), (vec![2, 4], vec![1, 3]));
     }
 }

@@ -75,7 +75,7 @@ impl<'a> Group<'a> {
         self.charges().fold(0, |sum: u64, (cost, _)| sum.saturating_add(cost.get()))
     }
 
-    fn canonical(self) -> &'a str {
+    pub(super) fn canonical(self) -> &'a str {
         let keys = &self.traffic.keys;
         self.requests.first().map_or(NO_KEY, |&index| {
             keys.text_at(keys.normal(self.traffic.requests[index as usize].key).index())

@@ -6,14 +6,15 @@
 //! costs the answer holds, and the number below it does not, though a still smaller one might.
 //!
 //! A bucket has two numbers, a rate and a size. It is given both by one: so many in a window, with bursts of as many. Where the config's limit is a bucket, its
-//! rate is kept as well, and the burst is looked for. Buckets that delay admit what token buckets admit, so both are one row.
+//! rate is kept as well, and the burst is looked for. Buckets that delay admit what token buckets admit, so both are one row. Where the config's limit is a
+//! window by the clock, the fixed window is one too. Keys with an override have numbers of their own and are left out, as of the peaks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
 
 use serde::Serialize;
 use tollgate::{Allowance, Limit, Rule};
-use tollgate_kernel::{Micros, Rate};
+use tollgate_kernel::{Align, FixedWindow, Micros, Rate};
 
 use super::peaks::{Group, Groups, outcomes, peak, widest, with_capacity};
 use crate::cli::SuggestArgs;
@@ -47,6 +48,8 @@ struct Suggested {
     limit: String,
     requests: u64,
     keys: u64,
+    /// Keys with an override, which are not among `keys`.
+    with_override: u64,
     window: String,
     strategies: Vec<ForStrategy>,
 }
@@ -102,7 +105,7 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), Failure> {
         .collect();
     if found.is_empty() {
         return Err(Failure::new(
-            "no request of the log meets one of these limits; there is nothing to suggest",
+            "no request of the log meets one of these limits with a key that has no override; there is nothing to suggest",
         ));
     }
     let out = &mut io::BufWriter::new(io::stdout().lock());
@@ -162,7 +165,9 @@ fn suggest(
     of: Of,
     target: u64,
 ) -> Option<Suggested> {
-    let keys: Vec<Group<'_>> = groups.of_limit(index).collect();
+    let overrides: HashSet<&str> = rule.overrides().iter().map(|(key, _)| key.canonical()).collect();
+    let (overridden, keys): (Vec<Group<'_>>, Vec<Group<'_>>) =
+        groups.of_limit(index).partition(|key| overrides.contains(key.canonical()));
     let requests = keys.iter().map(|key| key.len()).sum();
     if keys.is_empty() {
         return None;
@@ -173,9 +178,14 @@ fn suggest(
     };
     let bucket = configured.filter(|limit| matches!(limit, Limit::TokenBucket(_) | Limit::LeakyBucket(_)));
     let own = configured.filter(|limit| bucket.is_none() && !matches!(limit, Limit::Concurrency(_)));
+    let align = match configured {
+        Some(Limit::FixedWindow(window)) => window.align(),
+        _ => Align::First,
+    };
+    let fixed = move |number, window| FixedWindow::new(number, window, align).map(Limit::FixedWindow).ok();
     let window = window.or(own.map(|limit| limit.window_us())).unwrap_or(Micros::from_secs(60));
     let mut ways: Vec<(&'static str, Option<Rate>, Make<'_>)> = vec![
-        ("fixed_window", None, Box::new(move |number| Limit::fixed_window(number, window).ok())),
+        ("fixed_window", None, Box::new(move |number| fixed(number, window))),
         ("sliding_window", None, Box::new(move |number| Limit::sliding_window(number, window).ok())),
         (
             "sliding_window_counter",
@@ -204,6 +214,7 @@ fn suggest(
         limit: rule.name().to_owned(),
         requests,
         keys: keys.len() as u64,
+        with_override: overridden.len() as u64,
         window: window.to_string(),
         strategies,
     })
@@ -342,10 +353,14 @@ fn print(found: &[Suggested], of: Of, target: u64, out: &mut impl Write, ink: In
         }
         writeln!(
             out,
-            "{}: {} of {}; at most {} % of {what}, counted in {}",
+            "{}: {} of {}{}; at most {} % of {what}, counted in {}",
             ink.paint(Tone::Strong, &limit.limit),
             counted(limit.requests, "request"),
             counted(limit.keys, "key"),
+            match limit.with_override {
+                0 => String::new(),
+                keys => format!(" ({} with an override not counted)", counted(keys, "key")),
+            },
             shown(target),
             limit.window,
         )?;

@@ -12,6 +12,7 @@ pub(crate) mod fuzzing;
 mod gate;
 mod gate_routes;
 mod look;
+mod looks;
 mod overrides;
 mod render;
 mod requests;
@@ -38,6 +39,7 @@ pub(crate) use self::fault::Fault;
 pub(crate) use self::gate::answer as answer_gate;
 pub(crate) use self::gate_routes::GateRoutes;
 pub(crate) use self::look::{ad_hoc as described_ad_hoc, limit as described};
+pub(crate) use self::looks::Looks;
 
 /// How long a reservation can be settled by default.
 const TTL: Duration = Duration::from_secs(60);

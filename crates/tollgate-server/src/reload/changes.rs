@@ -1,11 +1,13 @@
 //! Finds the changes of a new config: limits that are added, removed and changed, other sections, and fields that need a restart.
 //!
-//! Keys of overrides are left out, because logs have more readers than configs; of `[server]` and `[store]` only the names of
-//! fields are shown, because values may be secrets.
+//! Limits of jobs are limits like others here. Keys of overrides, and users, addresses and headers of routes are left out, because logs have more readers
+//! than configs; of `[server]` and `[store]` only the names of fields are shown, because values may be secrets.
 
 use std::collections::BTreeMap;
 
-use tollgate::{Allowance, Rule, Strategy};
+use tollgate::route::RouteLimit;
+use tollgate::{Allowance, Fallback, Rule, Strategy};
+use tollgate_jobs::JobsConfig;
 
 use super::keep_fixed;
 use crate::config::Config;
@@ -20,7 +22,12 @@ impl Difference {
         let restart = keep_fixed(old, &mut applied);
         let new = &applied;
         let mut changes = Vec::new();
-        let (before, after) = (old.gate.policy.rules(), new.gate.policy.rules());
+        let rules = |config: &Config| {
+            // Both were built once already.
+            let jobs = config.jobs.rules().unwrap_or_default();
+            config.gate.policy.rules().iter().cloned().chain(jobs).collect::<Vec<Rule>>()
+        };
+        let (before, after) = (&rules(old)[..], &rules(new)[..]);
         let named = |rules: &[Rule], name: &str| rules.iter().find(|rule| rule.name() == name).cloned();
         let names: BTreeMap<&str, ()> = before.iter().chain(after).map(|rule| (rule.name(), ())).collect();
         for name in names.into_keys() {
@@ -31,11 +38,11 @@ impl Difference {
                 (None, None) => None,
             });
         }
+        changes.extend(routes(&old.gate.routes, &new.gate.routes));
+        changes.extend(settings_of_jobs(&old.jobs, &new.jobs));
         for (section, is_changed) in [
             ("[requests]", old.gate.requests != new.gate.requests),
-            ("[[routes]]", old.gate.routes != new.gate.routes),
             ("[[envoy]]", old.envoy != new.envoy),
-            ("[jobs]", old.jobs != new.jobs),
             ("[llm]", old.llm != new.llm),
             ("server.namespaces", old.server.namespaces != new.server.namespaces),
         ] {
@@ -57,7 +64,9 @@ fn changed(old: &Rule, new: &Rule) -> Option<String> {
         notes.push("strategy changed: counters begin anew".to_owned());
     }
     if old.own_fallback() != new.own_fallback() {
-        notes.push("fallback changed".to_owned());
+        // By default the store's.
+        let name = |rule: &Rule| rule.own_fallback().map_or("that of the store", Fallback::name);
+        notes.push(format!("fallback {} -> {}", name(old), name(new)));
     }
     if old.subject() != new.subject() {
         notes.push("subject changed".to_owned());
@@ -67,6 +76,63 @@ fn changed(old: &Rule, new: &Rule) -> Option<String> {
     let words = if from == to { from } else { format!("{from} -> {to}") };
     let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
     Some(format!("~ limit {}: {words}{notes}", new.name()))
+}
+
+/// How many routes of which limits come, go and change.
+fn routes(old: &[RouteLimit], new: &[RouteLimit]) -> Option<String> {
+    if old == new {
+        return None;
+    }
+    // By limit: how many are only in the one, and only in the other. Equal ones are paired off.
+    let mut counts: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let mut left: Vec<&RouteLimit> = old.iter().collect();
+    for route in new {
+        match left.iter().position(|other| *other == route) {
+            Some(same) => drop(left.remove(same)),
+            None => counts.entry(route.limit().unwrap_or_default()).or_default().1 += 1,
+        }
+    }
+    for route in left {
+        counts.entry(route.limit().unwrap_or_default()).or_default().0 += 1;
+    }
+    let parts = counts.into_iter().flat_map(|(limit, (gone, come))| {
+        let changed = gone.min(come);
+        [(come - changed, "added"), (gone - changed, "removed"), (changed, "changed")]
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(move |(count, what)| format!("{count} of limit {limit} {what}"))
+    });
+    let parts: Vec<String> = parts.collect();
+    Some(match parts.is_empty() {
+        true => "~ [[routes]]: in another order".to_owned(),
+        false => format!("~ [[routes]]: {}", parts.join(", ")),
+    })
+}
+
+/// What differs of jobs beside their limits, by the names of the fields.
+fn settings_of_jobs(old: &JobsConfig, new: &JobsConfig) -> Vec<String> {
+    let mut changes = Vec::new();
+    if old.database != new.database {
+        changes.push("~ jobs.database".to_owned());
+    }
+    for (scope, new) in new.scopes() {
+        let Some((_, old)) = old.scopes().find(|(other, _)| *other == scope) else { continue };
+        let fields = [
+            ("on_exceeded", old.on_exceeded != new.on_exceeded),
+            ("max_delay", old.max_delay != new.max_delay),
+            ("give_up_after", old.give_up_after != new.give_up_after),
+            ("key", old.key != new.key),
+            ("if_missing", old.if_missing != new.if_missing),
+            ("limits", old.limits != new.limits),
+            ("limit_key", old.limit_key != new.limit_key),
+        ];
+        let fields: Vec<&str> =
+            fields.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect();
+        if !fields.is_empty() {
+            changes.push(format!("~ {}: {}", scope.limit_name(), fields.join(", ")));
+        }
+    }
+    changes
 }
 
 /// Whether the counters are of no use under the new strategy. Both buckets have the same state.
@@ -149,7 +215,7 @@ mod tests {
                 "fallback = 'open'\noverrides = { 'bob' = { limit = 9 }, 'carol' = { limit = 3 }, 'dan' = { limit = 3 } }\n",
             ),
             &[
-                "~ limit a: 5 per 1m window (fallback changed; 2 overrides added, 2 overrides removed, 1 override changed)",
+                "~ limit a: 5 per 1m window (fallback that of the store -> open; 2 overrides added, 2 overrides removed, 1 override changed)",
             ],
         );
     }
@@ -163,13 +229,49 @@ mod tests {
                 "server.http = 'b:2'\nserver.admin_token = 'secret'\nserver.namespaces = ['u']\nstore.timeout = '1s'\n{limit}[[routes]]\nlimit = 'a'\n"
             ),
             &[
-                "~ [[routes]]",
+                "~ [[routes]]: 1 of limit a added",
                 "~ server.namespaces",
                 "! server.http needs a restart",
                 "! server.admin_token needs a restart",
                 "! store.timeout needs a restart",
             ],
         );
+    }
+
+    /// They were named by their section alone.
+    #[test]
+    fn jobs_are_compared_by_their_limits_and_routes_by_what_they_limit() {
+        let jobs =
+            |limit: u64, rest: &str| format!("[jobs.types.mail]\nlimit = {limit}\nwindow = '1h'\n{rest}");
+        check(&jobs(5, ""), &jobs(5, ""), &[]);
+        check(
+            &jobs(5, "concurrency = 2\n"),
+            &jobs(
+                7,
+                "on_exceeded = 'skip'\nmax_delay = '1m'\nfallback = 'closed'\n[jobs.queues.slow]\nlimit = 1\nwindow = '1s'\n",
+            ),
+            &[
+                "+ limit jobs.queue.slow: 1 in any 1s",
+                "~ limit jobs.type.mail: 5 in any 1h -> 7 in any 1h (fallback that of the store -> closed)",
+                "- limit jobs.type.mail.running: 2 at once, leases of 30s",
+                "~ jobs.type.mail: on_exceeded, max_delay",
+            ],
+        );
+        let routes = |routes: &[(&str, &str)]| {
+            let one = |(limit, path): &(&str, &str)| {
+                format!("[[routes]]\nlimit = '{limit}'\npath = '{path}'\nusers = ['mallory']\n")
+            };
+            let limits = "limits.a.blocked = true\nlimits.b.blocked = true\n";
+            limits.to_owned() + &routes.iter().map(one).collect::<String>()
+        };
+        let (a, b, other) = (("a", "/a"), ("b", "/b"), ("a", "/other"));
+        check(&routes(&[a, b]), &routes(&[b, a]), &["~ [[routes]]: in another order"]);
+        check(
+            &routes(&[a, b]),
+            &routes(&[other]),
+            &["~ [[routes]]: 1 of limit a changed, 1 of limit b removed"],
+        );
+        check(&routes(&[a]), &routes(&[a, a, b]), &["~ [[routes]]: 1 of limit a added, 1 of limit b added"]);
     }
 
     #[test]

@@ -358,6 +358,54 @@ fn show(
     table(out, ink, &lines(look, before, view.sort), view, room)
 }
 
+/// The columns whose texts others choose, of any length.
+const NAME: usize = 0;
+const RULE: usize = 1;
+const DENIED_MOST: usize = 7;
+
+/// What a line says, column by column, before anything is shortened.
+fn texts(line: &Line) -> [String; 9] {
+    let rate =
+        |of: fn(Count) -> f64| line.rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.1}", of(rate)));
+    let offender = line.lately.offender.as_ref();
+    [
+        line.name.clone(),
+        line.rule.clone(),
+        rate(|count| count.allowed),
+        rate(|count| count.denied),
+        format!("{:.1} %", 100.0 * line.share()),
+        whole(line.count.allowed),
+        whole(line.count.denied),
+        offender.map_or_else(|| "-".to_owned(), |(who, times)| format!("{who} {}", grouped(*times))),
+        if line.lately.falls_back { format!("now: {}", line.fallback) } else { line.fallback.clone() },
+    ]
+}
+
+/// How wide each column is, so that a row fits: the widest of the names, the rules and the keys gives way first, each down to a width of which something is
+/// left to read. Numbers and the fallback are never shortened.
+fn fitted(
+    heads: &[&str; 9],
+    rows: &[[String; 9]],
+    wanted: impl Fn(usize) -> bool,
+    columns: usize,
+) -> [usize; 9] {
+    const LEAST: [(usize, usize); 3] = [(NAME, 12), (RULE, 12), (DENIED_MOST, 16)];
+    let mut widths = [0; 9];
+    for (index, width) in widths.iter_mut().enumerate() {
+        let texts = rows.iter().map(|row| row[index].chars().count());
+        *width = texts.chain([heads[index].len()]).max().unwrap_or(0);
+    }
+    let shown: Vec<usize> = (0..widths.len()).filter(|index| wanted(*index)).collect();
+    let gaps = 2 * shown.len().saturating_sub(1);
+    let needed = shown.iter().map(|&index| widths[index]).sum::<usize>() + gaps;
+    for _ in columns..needed {
+        let long = LEAST.iter().filter(|(index, least)| wanted(*index) && widths[*index] > *least);
+        let Some((index, _)) = long.max_by_key(|(index, _)| widths[*index]) else { break };
+        widths[*index] -= 1;
+    }
+    widths
+}
+
 /// The limits that there is room for, and how many there are besides; with help where there is somebody to press keys.
 fn table(out: &mut impl Write, ink: Ink, all: &[Line], view: View, room: Option<Room>) -> io::Result<()> {
     let is_live = room.is_some();
@@ -382,41 +430,26 @@ fn table(out: &mut impl Write, ink: Ink, all: &[Line], view: View, room: Option<
         ("DENIED MOST", Side::Left),
         ("FALLBACK", Side::Left),
     ];
+    let texts: Vec<[String; 9]> = shown.iter().map(texts).collect();
+    let widths = fitted(&heads.map(|(head, _)| head), &texts, wanted, columns);
     let heads: Vec<(&str, Side)> =
         heads.into_iter().enumerate().filter(|(index, _)| wanted(*index)).map(|(_, head)| head).collect();
     let mut table = Table::new(&heads);
-    // In 80 columns a name has 24 and a key 10, with its count.
-    let short = |text: &str, most: usize| match has_rules {
-        true => text.to_owned(),
-        false => shortened(text, most),
-    };
-    for line in shown {
-        let rate = |of: fn(Count) -> f64| {
-            line.rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.1}", of(rate)))
-        };
+    for (line, mut texts) in shown.iter().zip(texts) {
+        for index in [NAME, RULE] {
+            texts[index] = shortened(&texts[index], widths[index]);
+        }
+        if let Some((who, times)) = &line.lately.offender {
+            let times = grouped(*times);
+            let who = shortened(who, widths[DENIED_MOST].saturating_sub(times.len() + 1));
+            texts[DENIED_MOST] = format!("{who} {times}");
+        }
         let denied = if line.count.denied > 0.0 { Tone::Bad } else { Tone::Plain };
-        let offender = line.lately.offender.as_ref();
-        let falls_back = match line.lately.falls_back {
-            true => Cell::toned(Tone::Bad, format!("now: {}", line.fallback)),
-            false => Cell::toned(Tone::Faint, line.fallback.clone()),
-        };
-        let cells = [
-            Cell::toned(Tone::Strong, short(&line.name, 24)),
-            line.rule.clone().into(),
-            rate(|count| count.allowed).into(),
-            rate(|count| count.denied).into(),
-            format!("{:.1} %", 100.0 * line.share()).into(),
-            whole(line.count.allowed).into(),
-            Cell::toned(denied, whole(line.count.denied)),
-            offender
-                .map_or_else(
-                    || "-".to_owned(),
-                    |(who, times)| format!("{} {}", short(who, 10), grouped(*times)),
-                )
-                .into(),
-            falls_back,
-        ];
-        table.row(cells.into_iter().enumerate().filter(|(index, _)| wanted(*index)).map(|(_, cell)| cell));
+        let fallback = if line.lately.falls_back { Tone::Bad } else { Tone::Faint };
+        let plain = Tone::Plain;
+        let tones = [Tone::Strong, plain, plain, plain, plain, plain, denied, plain, fallback];
+        let cells = texts.into_iter().zip(tones).map(|(text, tone)| Cell::toned(tone, text));
+        table.row(cells.enumerate().filter(|(index, _)| wanted(*index)).map(|(_, cell)| cell));
     }
     table.print(out, ink, 0)?;
     let more = all.len() - shown.len();
@@ -592,6 +625,37 @@ mod tests {
         assert_eq!(view.after(Press::Scroll(1_000), 60, 20).from, 40);
         assert_eq!(view.after(Press::Sort(Sort::Name), 60, 20), View { sort: Sort::Name, from: 0 });
         assert_eq!(view.after(Press::Scroll(9), 5, 20).from, 0, "what fits does not scroll");
+    }
+
+    /// Regression: a name of 24 characters, four digits of denials and a fallback that answers were 85 columns of 80, and wider screens shortened nothing.
+    #[test]
+    fn a_row_fits_however_long_its_names_are() {
+        let line = |name: usize, key: usize, denials: u64| Line {
+            name: "n".repeat(name),
+            rule: "1,000 per 1m window of the clock (shadow)".to_owned(),
+            count: Count { allowed: 1_234_567.0, denied: 12_345.0 },
+            rate: Some(Count { allowed: 1_234.5, denied: 123.4 }),
+            lately: Lately { offender: Some(("k".repeat(key), denials)), falls_back: true },
+            fallback: "closed".to_owned(),
+        };
+        for (name, key, denials) in
+            [(24, 10, 1_234), (64, 256, 1_234_567), (64, 3, 1), (3, 256, 12), (3, 3, 3)]
+        {
+            for columns in [80, 100, 112, 139, 140, 200] {
+                let all = [line(name, key, denials), line(3, 3, 1)];
+                let mut text = Vec::new();
+                let room = Some(Room { rows: 10, columns });
+                table(&mut text, Ink::Plain, &all, View::FIRST, room).expect("memory");
+                let text = String::from_utf8(text).expect("text");
+                let widest = text.lines().map(|line| line.chars().count()).max().expect("lines");
+                assert!(widest <= columns, "{widest} of {columns}:\n{text}");
+                let row = text.lines().nth(1).expect("a row");
+                assert!(row.contains(&format!(" {} ", grouped(denials))), "{row}");
+                assert!(row.ends_with("now: closed") && row.starts_with(&"n".repeat(name.min(11))), "{row}");
+                // Nothing is shortened without need.
+                assert!(name + key > 6 || !row.contains('…'), "{row}");
+            }
+        }
     }
 
     #[test]

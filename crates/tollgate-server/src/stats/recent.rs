@@ -96,6 +96,14 @@ impl Decisions {
         rows.last = self.note(mark, limit, event);
     }
 
+    /// Since when everything about the key of this mark is here, in microseconds since 1970: what its ring held before may have been about the key too.
+    /// `None` if nothing was pushed out.
+    pub(super) fn complete_since(&self, mark: u64) -> Option<u64> {
+        let ring = &self.0[place(mark)];
+        let oldest = ring.next.checked_sub(DECISIONS as u64).filter(|pushed_out| *pushed_out > 0)?;
+        ring.rows.get(at(oldest)).map(|recent| recent.at_us)
+    }
+
     /// Adds those about the key of this mark, newest first.
     pub(super) fn add_to(&self, all: &mut Vec<Recent>, mark: u64) {
         let ring = &self.0[place(mark)];
@@ -105,11 +113,23 @@ impl Decisions {
     }
 }
 
-/// The last decisions of all stripes, newest first.
-pub(super) fn newest(mut all: Vec<Recent>) -> Vec<Recent> {
-    all.sort_by_key(|recent| std::cmp::Reverse(recent.at_us));
-    all.truncate(DECISIONS);
-    all
+/// The last decisions about a key.
+pub(crate) struct Retained {
+    /// Newest first.
+    pub(crate) decisions: Vec<Recent>,
+    /// Since when none is missing, in microseconds since 1970.
+    pub(crate) since_us: u64,
+}
+
+impl Retained {
+    /// Of the decisions of all stripes, of which none is missing since then.
+    pub(super) fn newest(mut decisions: Vec<Recent>, since_us: u64) -> Retained {
+        decisions.sort_by_key(|recent| std::cmp::Reverse(recent.at_us));
+        let is_cut = decisions.len() > DECISIONS;
+        decisions.truncate(DECISIONS);
+        let oldest = decisions.last().filter(|_| is_cut).map_or(0, |recent| recent.at_us);
+        Retained { decisions, since_us: since_us.max(oldest) }
+    }
 }
 
 fn at(number: u64) -> usize {
@@ -181,6 +201,7 @@ impl Recent {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::BuildHasher;
     use std::sync::Arc;
 
     use tollgate::store::Micros;
@@ -215,7 +236,7 @@ mod tests {
         }
         let _ = ready(gate.check("shut", "user:1")).expect("a decision");
         let _ = ready(gate.check("api", "user:2")).expect("a decision");
-        let all = stats.recent("user:1");
+        let all = stats.retained("user:1").decisions;
         let shown: Vec<String> =
             all.iter().map(|one| format!("{} {:?} {}", one.limit, one.what, one.why)).collect();
         assert!(
@@ -228,7 +249,7 @@ mod tests {
         assert_eq!((denied[0].cost, denied[0].left, denied[0].why), (1, Some(0), "limit"));
         assert!(denied[0].retry_after_us.is_some_and(|wait| wait > 3_500_000_000));
         assert_eq!(all[0].retry_after_us, None, "a blocked key never passes");
-        assert!(stats.recent("user:3").is_empty());
+        assert!(stats.retained("user:3").decisions.is_empty());
     }
 
     #[test]
@@ -241,9 +262,9 @@ mod tests {
                 let _ = ready(gate.check("shut", "busy")).expect("a decision");
             }
         }
-        assert_eq!(stats.recent("busy").len(), DECISIONS);
+        assert_eq!(stats.retained("busy").decisions.len(), DECISIONS);
         // Unless both happen to share a ring.
-        assert!(stats.recent("quiet").len() <= 1);
+        assert!(stats.retained("quiet").decisions.len() <= 1);
         for number in 0..20_000 {
             let _ = ready(gate.check("shut", format!("user:{number}"))).expect("a decision");
         }
@@ -253,6 +274,37 @@ mod tests {
             }
         }
         assert!(stats.takes_counts(), "what is counted together is not listed");
+    }
+
+    /// Charts showed nothing for what was not kept any more, as if nothing had been asked.
+    #[test]
+    fn it_is_known_since_when_no_decision_is_missing() {
+        const START_US: u64 = 1_700_000_000_000_000;
+        let (gate, stats) = watched();
+        let charge = |key: &str, cost: u64| {
+            let charge = tollgate::Charge::new("shut", key).cost(cost);
+            let _ = ready(gate.charge(&[charge])).expect("a decision");
+        };
+        for cost in 0..DECISIONS as u64 {
+            charge("busy", 1 + cost);
+        }
+        assert_eq!(stats.retained("busy").since_us, START_US, "all since the start");
+        let first = stats.retained("busy").decisions.pop().expect("a decision").at_us;
+        charge("busy", 1_000);
+        let retained = stats.retained("busy");
+        let oldest = retained.decisions.last().expect("a decision");
+        assert_eq!((retained.decisions.len(), oldest.cost, retained.since_us), (DECISIONS, 2, oldest.at_us));
+        assert!(first <= retained.since_us);
+        // What other keys of its ring push out is missing too.
+        let other = (0..).map(|number| format!("user:{number}"));
+        let same =
+            |key: &String| place(stats.hashes.hash_one(&**key)) == place(stats.hashes.hash_one("busy"));
+        let other = { other }.find(same).expect("a key in the same ring");
+        for cost in 0..DECISIONS as u64 {
+            charge(&other, 1 + cost);
+        }
+        let retained = stats.retained("busy");
+        assert!(retained.decisions.is_empty() && retained.since_us > START_US);
     }
 
     /// A flood is one row after the first few, with an exact count; another second, cost or limit has rows of its own.
@@ -265,7 +317,7 @@ mod tests {
             }
         };
         let shown = |stats: &Stats| -> Vec<(String, u32)> {
-            stats.recent("busy").iter().map(|one| (one.limit.to_string(), one.times)).collect()
+            stats.retained("busy").decisions.iter().map(|one| (one.limit.to_string(), one.times)).collect()
         };
         flood("shut", 1_000);
         let first = shown(&stats);

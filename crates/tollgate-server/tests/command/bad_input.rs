@@ -80,7 +80,10 @@ fn bad_lines_of_csv_are_reported() {
         ("1,,a,1", "log.csv:3: limit is missing: name a limit of the config: api, login"),
         ("1,apy,a,1", "log.csv:3: limit = \"apy\": name a limit of the config: api, login"),
         ("1,api,a,1,extra", "log.csv:3: line = \"extra\": stands beyond the 4 columns of the header"),
-        ("1,api,a,\"1", "log.csv:3: line = \"1\\n5,login,b,1\\n\": has a quote that is never closed"),
+        (
+            "1,api,a,\"1",
+            "log.csv:3: line = \"1,api,a,\\\"1\": has a quote that is not closed within 16 lines or 64 KiB",
+        ),
     ] {
         let log = format!("time,limit,key,cost\n1,api,a,1\n{line}\n5,login,b,1\n");
         let stderr = refused(line, "log.csv", log.as_bytes());
@@ -90,6 +93,29 @@ fn bad_lines_of_csv_are_reported() {
     }
     let stderr = refused("not UTF-8", "log.csv", b"time,limit,key\n1,api,a\n\n1,api,\xff\xfe\n");
     assert!(stderr.starts_with("log.csv:4: key = \"\u{fffd}\u{fffd}\": is not UTF-8"), "{stderr}");
+}
+
+/// It opened a field that swallowed all lines after it, with one bad line reported.
+#[test]
+fn a_stray_quote_or_an_endless_line_costs_one_line_of_a_csv_log() {
+    let scratch = Scratch::new("stray");
+    scratch.write("policy.toml", POLICY);
+    let endless = format!("9,api,{}", "x".repeat(3 << 20));
+    for bad in ["9,api,\"b", &endless] {
+        for first in ["1,api,a", "1,api,\"a\""] {
+            let good = |n: usize| format!("{n},api,user:{}\n", n % 7);
+            let before: String = (2..9).map(good).collect();
+            let after: String = (10..10_000).map(good).collect();
+            scratch.write("log.csv", format!("time,limit,key\n{first}\n{before}{bad}\n{after}"));
+            let ended = scratch.run(&["backtest", "--config", "policy.toml", "--json", "log.csv"]);
+            ended.done(bad.get(..8).unwrap());
+            let summary: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+            let counts = [&summary["requests"], &summary["skipped_lines"]];
+            assert_eq!(counts, [9_998, 1], "{bad:.20} {first}: {}", ended.stderr);
+            let line = summary["first_skipped"][0].as_str().unwrap();
+            assert!(line.starts_with("log.csv:10: line = \"9,api,"), "{line}");
+        }
+    }
 }
 
 #[test]

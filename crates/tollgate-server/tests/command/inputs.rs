@@ -157,9 +157,14 @@ fn the_decision_log_and_decisions_can_be_replayed() {
         line(6, "\"operation\":\"charge\",\"limiter\":\"api\",\"key_hash\":\"bb\",\"suppressed\":7"),
         "{\"timestamp\":\"2026-01-31T12:00:07Z\",\"level\":\"WARN\",\"target\":\"tollgate::decision\",\"message\":\"too many\",\"left_out\":5}\n".to_owned(),
         charge(8, "aa").replace("api", "gone"),
+        // One that waited, and one with a cost that takes all there is; a third is one too many.
+        line(9, "\"operation\":\"wait\",\"limiter\":\"api\",\"key_hash\":\"cc\",\"cost\":1"),
+        line(10, "\"operation\":\"reserve\",\"limiter\":\"api\",\"key_hash\":\"dd\",\"cost\":2"),
+        line(11, "\"operation\":\"acquire\",\"limiter\":\"api\",\"key_hash\":\"dd\",\"cost\":1"),
+        line(12, "\"operation\":\"charge\",\"limiter\":\"api\",\"key_hash\":\"dd\",\"cost\":0.5"),
     ];
     scratch.write("server.log", log.concat());
-    assert_eq!(counts(&scratch, &["server.log"]), [5, 1, 2, 0, 1]);
+    assert_eq!(counts(&scratch, &["server.log"]), [8, 2, 4, 0, 2]);
     let ended = scratch.run(&["backtest", "--config", "policy.toml", "server.log"]);
     assert!(ended.stderr.contains("the decision log says that it left out 12 decisions"), "{}", ended.stderr);
     assert!(ended.stdout.contains("hash:aa"), "{}", ended.stdout);

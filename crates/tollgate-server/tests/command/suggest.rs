@@ -91,6 +91,48 @@ fn people_get_a_table_and_a_curve() {
     assert_eq!(curve, ["fixed_window", "100", "100", "100", "99", "98", "95", "90", "75"]);
 }
 
+/// Regression: a window by the clock was suggested the number of one that begins with the first charge, and keys with an override were counted.
+#[test]
+fn what_is_suggested_is_for_the_limit_of_the_config() {
+    let scratch = Scratch::new("suggest-clock");
+    let limit = |align: &str| {
+        format!(
+            "[limits.api]\nstrategy = 'fixed_window'\nlimit = 1\nwindow = '1m'\n{align}overrides = {{ \"tenant:vip\" = {{ limit = 1000 }} }}\n"
+        )
+    };
+    // Three in the last seconds of a minute, and three in the first of the next one.
+    let mut log = String::from("time,limit,key\n");
+    for time in [57, 58, 59, 60, 61, 62] {
+        log.push_str(&format!("{time},api,user:1\n"));
+    }
+    log.push_str(&"57,api,tenant:vip\n".repeat(500));
+    scratch.write("log.csv", log);
+    let fixed = |align: &str| {
+        scratch.write("policy.toml", limit(align));
+        let found = suggest(&scratch, &["--keys", "0"]);
+        let limit = &found["limits"][0];
+        assert_eq!([&limit["requests"], &limit["keys"], &limit["with_override"]], [6, 1, 1], "{limit}");
+        let strategies = limit["strategies"].as_array().expect("a list").clone();
+        // A sliding window knows no edge.
+        assert_eq!(
+            (&strategies[1]["strategy"], &strategies[1]["number"]),
+            (&"sliding_window".into(), &6.into())
+        );
+        (strategies[0]["number"].clone(), strategies[0]["rule"].clone())
+    };
+    let (number, of_clock) = fixed("align = 'clock'\n");
+    assert_eq!(number, 3, "{of_clock}");
+    let (number, of_first) = fixed("");
+    assert_eq!(number, 6, "{of_first}");
+    let ended = scratch.run(&["suggest", "--config", "policy.toml", "log.csv"]);
+    ended.done("text");
+    assert!(
+        ended.stdout.starts_with("api: 6 requests of 1 key (1 key with an override not counted); "),
+        "{}",
+        ended.stdout
+    );
+}
+
 #[test]
 fn what_cannot_be_suggested_is_refused() {
     let scratch = scratch("suggest-bad");

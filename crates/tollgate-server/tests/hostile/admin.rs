@@ -95,3 +95,47 @@ fn what_admins_do_is_told_with_who_and_to_whom() {
     assert_eq!(reload["applied"], true, "{reload}");
     assert!(!server.output().contains("mallory"));
 }
+
+/// Regression: who only looked left no line, and who removed an override no name.
+#[test]
+fn every_admin_call_is_a_line() {
+    type IsIt<'a> = &'a dyn Fn(&Value) -> bool;
+    let server = with_token();
+    let token = "authorization: Bearer s3cret";
+    let json = "content-type: application/json";
+    let overridden = r#"{"limit":"login","key":"user:mallory","override":{"limit":9},"by":"dana"}"#;
+    let removed = r#"{"limit":"login","key":"user:mallory","by":"erin"}"#;
+    let is_by = |line: &Value, by: &str| line["by"] == by;
+    let calls: [(&str, &str, &str, &str, IsIt<'_>); 9] = [
+        ("POST", "/v1/overrides", overridden, "override", &|line| is_by(line, "dana")),
+        ("POST", "/v1/overrides/remove", removed, "override", &|line| {
+            is_by(line, "erin") && line["removed"] == true
+        }),
+        ("GET", "/v1/overrides", "", "override_list", &|_| true),
+        ("POST", "/v1/key", r#"{"key":"user:mallory"}"#, "key", &|line| {
+            line["key_hash"].as_str().is_some_and(|hash| hash.len() == 32)
+        }),
+        ("GET", "/v1/llm", "", "llm", &|_| true),
+        ("GET", "/v1/jobs", "", "jobs", &|_| true),
+        ("POST", "/v1/compare", r#"{"config":"[limits.a]\nunlimited = true\n"}"#, "compare", &|line| {
+            line["valid"] == true
+        }),
+        ("POST", "/v1/reset", LOGIN, "reset", &|line| line["limiter"] == "login"),
+        ("POST", "/v1/reload", "", "reload", &|line| line["applied"] == true),
+    ];
+    for (method, path, body, audit, is_it) in calls {
+        // What a page asks for again is no other line.
+        for _ in 0..2 {
+            let answer = server.ask(method, path, &[token, json], body);
+            assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        }
+        let line = wait_for_line(&server, |line| line["audit"] == audit && is_it(line));
+        assert_eq!((&line["level"], &line["peer"]), (&"INFO".into(), &"127.0.0.1".into()), "{line}");
+    }
+    server.stop();
+    let log = server.output();
+    for audit in ["override_list", "key", "llm", "jobs"] {
+        assert_eq!(log.matches(&format!("\"audit\":\"{audit}\"")).count(), 1, "{audit}: {log}");
+    }
+    assert!(!log.contains("mallory") && !log.contains("s3cret"), "{log}");
+}

@@ -157,6 +157,35 @@ fn a_complete_log_has_every_decision() {
     assert_eq!(dropped, Some("0"), "{metrics}");
 }
 
+/// What a server logs of its traffic is what a backtest replays: the same charges with their costs, denied where they were denied.
+#[test]
+fn a_complete_log_is_replayed_as_it_was_decided() {
+    let policy = "[server]\nlog = \"debug\"\nlog_all = true\n[limits.api]\nstrategy = \"fixed_window\"\nlimit = 10\nwindow = \"1d\"\n";
+    let server = server::with(policy, &[], &[("RL_LOG_SALT", "salt")]);
+    let costs = [3, 4, 4, 2, 1, 1, 7];
+    for (number, cost) in costs.into_iter().enumerate() {
+        let path = ["/v1/check", "/v1/reserve"][number % 2];
+        let body = format!("{{\"limit\":\"api\",\"key\":\"user:mallory\",\"cost\":{cost}}}");
+        assert_eq!(server.post(path, &body).status, 200);
+    }
+    server.signal(Signal::TERM);
+    let log = server.ended().output;
+    assert_eq!(log.matches("\"decision\":\"denied\"").count(), 3, "4, then 1 and 7 of nothing: {log}");
+    let home = home();
+    std::fs::write(home.join("policy.toml"), policy).unwrap();
+    let log: String =
+        log.lines().filter(|line| line.starts_with('{')).map(|line| format!("{line}\n")).collect();
+    std::fs::write(home.join("server.log"), log).unwrap();
+    let args = ["backtest", "--config", "policy.toml", "--json", "server.log"];
+    let output = command(&home, &args, &[]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let summary: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let _ = std::fs::remove_dir_all(home);
+    let counts = ["requests", "denied", "keys", "skipped_lines"].map(|name| &summary[name]);
+    assert_eq!(counts, [7, 3, 1, 0], "{summary}");
+}
+
 #[test]
 fn who_reads_the_config_again_and_who_resets_a_key_is_reported() {
     let server = server::start();

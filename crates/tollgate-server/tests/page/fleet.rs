@@ -63,6 +63,33 @@ fn all_servers_on_a_store_are_in_one_view() {
     let by_server = "[...document.querySelectorAll('#card-login .by-server tbody tr')].map(row => [...row.cells].map(one => one.textContent).join()).join(' ')";
     browser.run("setInterval(() => fetch('/v1/check', { method: 'POST', headers: { 'content-type': 'application/json' }, body: '{\"limit\":\"login\",\"key\":\"user:1\"}' }), 200)");
     browser.until(&format!("/^gate-1 this one,[1-9][0-9.]*,0 gate-2,0,0$/.test({by_server})"));
+    // All servers together, in a row below them and, if asked for, in the rows of the limits.
+    let ask = |server: &Tollgate| {
+        server.post("/v1/check", &json!({ "limit": "login", "key": "user:1" }).to_string());
+    };
+    let together = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Not for ever: what fails beside it waits for its end.
+            for _ in (0..1_200).take_while(|_| !together.load(std::sync::atomic::Ordering::Relaxed)) {
+                (0..4).for_each(|_| ask(&two));
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        });
+        let number = |selector: &str| {
+            format!("Number(document.querySelector('{selector}').textContent.replace(',', ''))")
+        };
+        let (own, all) = ("#fleet-rows tr:nth-child(1) td:nth-child(4)", "#fleet-all td:nth-child(4)");
+        browser.until(&format!("{} > 1 && {} > 3 * {}", number(own), number(all), number(own)));
+        let (row, sum) = ("#limit-login .d b", "#sum-denied");
+        browser.until(&format!("{} < 10 && {} < 10", number(row), number(sum)));
+        browser.click("#scope [data-scope=all]");
+        browser.until(&format!("{} > 15 && {} > 15", number(row), number(sum)));
+        browser.click("#scope [data-scope=this]");
+        browser.until(&format!("{} < 10 && {} < 10", number(row), number(sum)));
+        browser.click("#scope [data-scope=all]");
+        together.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
     browser.run(
         "URL.createObjectURL = (blob) => { blob.text().then((text) => { window.saved = text; }); return '#'; };
          document.getElementById('csv').click();",

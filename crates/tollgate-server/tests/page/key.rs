@@ -184,6 +184,37 @@ fn a_key_is_looked_at_blocked_raised_and_as_before() {
     assert!(!server.output().contains("initech"), "{}", server.output());
 }
 
+/// Regression: the chart showed 0 where decisions were not kept any more, as if nothing had been asked.
+#[test]
+fn a_chart_says_where_the_decisions_of_a_key_end() {
+    let server = server::with_config(POLICY);
+    // Denials of other costs have rows of their own, of which so many are kept.
+    for cost in 1..=250 {
+        let body = json!({ "limit": "login", "key": KEY, "cost": 3 + cost }).to_string();
+        assert_eq!(server.post("/v1/check", &body).status, 200);
+    }
+    let browser = open(&server);
+    browser.until("document.querySelectorAll('#key-chart rect.band.n').length === 1");
+    browser.until(
+        "[...document.querySelectorAll('#key-chart text.n')].some(one => one.textContent === 'not kept')",
+    );
+    let says = text(&browser, "#key-kept");
+    assert!(says.contains("at most 200 of all limits together, none missing since"), "{says}");
+    assert!(says.contains("counts in memory"), "{says}");
+    browser.click("#key-range [data-range=\"24h\"]");
+    browser.click("#key-numbers summary");
+    // Of the oldest bar nothing is known; the newest has the denials.
+    browser.until(
+        "document.querySelector('#key-numbers tbody tr:last-child td:last-child').textContent === '–'",
+    );
+    browser.until(
+        "document.querySelector('#key-numbers tbody tr:first-child td:last-child').textContent !== '–'",
+    );
+    sound(&browser, "a key of which not all is kept");
+    accessible(&browser, "a key of which not all is kept");
+    browser.picture("key-not-kept-light");
+}
+
 /// An operator who sees only hashes gets from a denied key to its page. The key is in no address there either.
 #[test]
 fn a_denied_key_is_opened_by_its_hash() {

@@ -403,6 +403,37 @@ fn sixty_limits_are_rows_of_which_those_that_deny_come_first() {
     accessible(&browser, "forty of sixty, narrow");
 }
 
+/// Regression: the last bar of an hour or a day is not full, and was averaged and summed as if it were: 30 requests were shown as thousands.
+#[test]
+fn a_longer_range_shows_what_was_counted() {
+    let server = server::with_config(POLICY);
+    for number in 0..30 {
+        let body = json!({ "limit": "mail", "key": format!("user:{}", number % 5) }).to_string();
+        assert_eq!(server.post("/v1/check", &body).status, 200);
+    }
+    let browser = Browser::start();
+    browser.size(1400, 1000);
+    browser.open(&format!("{}/", server.url()));
+    browser.until("document.getElementById('link').dataset.state === 'live'");
+    let cells =
+        "[...document.querySelector('#shadow-rows tr').cells].slice(1, 4).map(one => one.textContent).join()";
+    for range in ["5m", "24h", "1h"] {
+        // A second is counted in longer ranges when it is over for good; each click asks for them anew.
+        let click = format!("document.querySelector('#range [data-range=\"{range}\"]').click()");
+        browser.until(&format!("({click}, {cells} !== '0,0,0')"));
+        assert_eq!(browser.run(&format!("return {cells}")), json!("30,0,20"), "{range}");
+    }
+    // The mean of a range is of all its seconds: five keys were allowed twice each.
+    browser.click("#range [data-range=\"24h\"]");
+    browser.run(
+        "URL.createObjectURL = (blob) => { blob.text().then((text) => { window.saved = text; }); return '#'; };
+         document.getElementById('csv').click();",
+    );
+    browser.until("window.saved?.includes('mail,')");
+    let allowed = browser.run("return Number(window.saved.split('\\n').find(line => line.startsWith('mail,')).split(',')[5]) * 86400");
+    assert!(allowed.as_f64().is_some_and(|allowed| (10.0..10.2).contains(&allowed)), "{allowed}");
+}
+
 #[test]
 fn the_answers_have_the_fields_that_keep_a_page_safe() {
     let server = server::with_config(POLICY);

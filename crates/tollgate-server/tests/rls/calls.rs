@@ -1,6 +1,6 @@
 //! What is answered to calls.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::client::{ask, call, channel, reported, resets};
 use crate::server;
@@ -204,6 +204,68 @@ async fn the_time_until_a_reset_is_exact() {
     let left: f64 = reset.strip_prefix("OVER_LIMIT ").expect("denied").parse().expect("a number");
     let passed = asked.elapsed() + asked.duration_since(began);
     assert!(left < 3_600.0 && left >= 3_600.0 - passed.as_secs_f64(), "{left} s are left after {passed:?}");
+}
+
+/// What is aligned to the clock ends at an edge of the clock: windows by the clock, sliding counters, and limits that come with the call.
+#[tokio::test]
+async fn the_time_until_an_edge_of_the_clock_is_exact() {
+    /// How far the clock of the process may be from the system's, which other programs correct.
+    const SLACK_US: u64 = 100_000;
+    let config = r#"
+        [limits]
+        clock = { strategy = "fixed_window", limit = 5, window = "1h", align = "clock" }
+        counter = { strategy = "sliding_window_counter", limit = 10, window = "30m" }
+        window = { strategy = "fixed_window", limit = 5, window = "36h" }
+    "#;
+    let matches = ["clock", "counter", "window"]
+        .map(|name| format!("[[envoy]]\ndomain = \"edge\"\nentries = [\"{name}\"]\nlimit = \"{name}\"\n"));
+    let server = server::start(&format!("{config}\n{}", matches.concat()));
+    let channel = channel(&server).await;
+    let now_us = || {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        u64::try_from(since.as_micros()).expect("a time")
+    };
+    // By status: the window in seconds, and at the end of which window from now on nothing is counted any more. 0 windows: not aligned.
+    let calls: [(&str, &[(u64, u64)]); 7] = [
+        ("clock=a +2", &[(3_600, 1)]),
+        // What was counted in this window is a part of the estimate until the end of the next one.
+        ("counter=a +3", &[(1_800, 2)]),
+        ("user=a @2/MINUTE", &[(60, 1)]),
+        ("user=a @2/HOUR", &[(3_600, 1)]),
+        ("user=a @2/DAY", &[(86_400, 1)]),
+        ("user=a @2/WEEK", &[(604_800, 1)]),
+        ("clock=b; counter=b; window=b; user=b @9/DAY", &[(3_600, 1), (1_800, 2), (129_600, 0), (86_400, 1)]),
+    ];
+    for (number, (descriptors, expected)) in calls.into_iter().enumerate() {
+        for turn in 0.. {
+            // Keys of their own, if the first call met an edge between the looks at the clock.
+            let fresh =
+                descriptors.replace("=a", &format!("=a{number}-{turn}")).replace("=b", &format!("=b{turn}"));
+            let before = now_us();
+            let response = ask(&channel, call(&fresh, 0)).await.expect("an answer");
+            let after = now_us();
+            let edge = |at: u64, (window, edges): (u64, u64)| match edges {
+                0 => at + window * 1_000_000,
+                _ => (at / (window * 1_000_000) + edges) * window * 1_000_000,
+            };
+            let is_edge = |&each: &(u64, u64)| {
+                each.1 > 0 && edge(before - SLACK_US, each) != edge(after + SLACK_US, each)
+            };
+            if expected.iter().any(is_edge) {
+                continue;
+            }
+            let resets = resets(&response);
+            assert_eq!(resets.len(), expected.len(), "{fresh}");
+            for (reset, &each) in resets.iter().zip(expected) {
+                let text = reset.strip_prefix("OK ").expect("allowed").replace('.', "");
+                let reset_us = text.parse::<u64>().expect("a time") / 1_000;
+                let most = edge(before, each) - before + SLACK_US;
+                let least = edge(after, each) - after - SLACK_US;
+                assert!((least..=most).contains(&reset_us), "{fresh}: {reset_us} is not {least} to {most}");
+            }
+            break;
+        }
+    }
 }
 
 #[tokio::test]

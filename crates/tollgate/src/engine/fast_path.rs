@@ -69,7 +69,7 @@ impl Engine {
         entry.meter.count_fast_path(text, !is_denied, took);
         if is_denied {
             self.show_denial(entry, text, cost, outcome.numbers(), took);
-            self.log_denial(entry, text, outcome.numbers(), 1, started);
+            self.log_denial(entry, text, cost, outcome.numbers(), 1, started);
         }
         true
     }
@@ -344,7 +344,7 @@ impl Engine {
             };
             self.show_denial(entry, key, cost, outcome.numbers(), took);
             if index == decision.binding_index() {
-                self.log_denial(entry, key, outcome.numbers(), charges.len(), started);
+                self.log_denial(entry, key, cost, outcome.numbers(), charges.len(), started);
             }
         }
     }

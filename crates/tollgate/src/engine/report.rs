@@ -125,6 +125,7 @@ impl Engine {
         &self,
         entry: &Entry,
         key: &str,
+        cost: Cost,
         numbers: &kernel::Outcome,
         limits: usize,
         started: Option<Instant>,
@@ -134,6 +135,7 @@ impl Engine {
             limiter: entry.name,
             binding: LimitReport {
                 key: Some(key),
+                cost: cost.get(),
                 strategy: entry.base.strategy(),
                 kind: OutcomeKind::Denied,
                 source: Source::Store,
@@ -177,6 +179,7 @@ impl Engine {
         let (numbers, source) = (*outcome.numbers(), outcome.source());
         let limit_report = LimitReport {
             key: charge.canonical(),
+            cost: charge.cost.get(),
             // A malformed key has no counters; it is counted under the strategy of the limit.
             strategy: charge
                 .key_limit()
@@ -204,7 +207,7 @@ impl Engine {
                 strategy: charge.key_limit().and_then(|key_limit| key_limit.strategy()),
                 namespace: &namespace,
                 key: EventKey::new(limit_report.key),
-                cost: charge.cost.get(),
+                cost: limit_report.cost,
                 allowed: outcome.is_allowed(),
                 shadow: outcome.is_shadow(),
                 outcome: *outcome,

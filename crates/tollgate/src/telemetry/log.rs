@@ -109,6 +109,7 @@ fn write_line(
                 operation = decision_report.operation,
                 limiter = decision_report.limiter,
                 strategy = strategy_name(binding.strategy),
+                cost = binding.cost,
                 storage_mode,
                 source = binding.source.name(),
                 failure = binding.failure.map(|failure| failure.name()),

@@ -61,9 +61,40 @@ async fn count_all(gate: &Tollgate, server: &mut impl Counted, expected: &[&str]
         check("a settlement", expected);
         assert!(gate.reset("open", &one).await.expect("reset"));
         check("a reset", expected);
+        let _ = gate.status("open", &one).await.expect("status");
+        check("a status", expected);
         let waited = gate.wait(&[Charge::new("open", &three)], Duration::ZERO).await.expect("wait");
         assert!(waited.is_allowed());
         check("a wait that need not wait", expected);
+
+        // A log of few entries, and one of many, which Redis reads in another way.
+        for turn in 0..104 {
+            assert!(gate.check("log", &one).await.expect("check").is_allowed(), "turn {turn}");
+            check("a check of an exact log", expected);
+        }
+        assert!(!gate.charge(&[Charge::new("log", &one).cost(200)]).await.expect("charge").is_allowed());
+        check("a denial by a long log", expected);
+        let _ = gate.status("log", &one).await.expect("status");
+        check("a status of a long log", expected);
+        for limit in ["counter", "leaky"] {
+            for _ in 0..3 {
+                assert!(gate.check(limit, &one).await.expect("check").is_allowed(), "{limit}");
+                check(limit, expected);
+            }
+            let _ = gate.status(limit, &one).await.expect("status");
+            check("a status", expected);
+        }
+        let places = [Charge::new("workers", &one)];
+        let place = gate.reserve(&places, ONE_HOUR).await.expect("reserve").expect("admitted");
+        check("a lease", expected);
+        gate.settle(place.id(), &Settlement::Renew).await.expect("renew");
+        check("a renewal", expected);
+        gate.settle(place.id(), &Settlement::Cancel).await.expect("cancel");
+        check("a lease that is given back", expected);
+        let permit = gate.acquire("workers", &two).await.expect("acquire").expect("admitted");
+        check("a permit", expected);
+        permit.release().await.expect("release");
+        check("a permit that is released", expected);
     }
 }
 
@@ -170,6 +201,10 @@ async fn a_decision_is_one_prepared_statement_on_postgresql() {
         .limit("open", window)
         .limit("closed", window)
         .limit("bucket", Limit::token_bucket("3/h", 3).expect("a limit"))
+        .limit("log", Limit::sliding_window(200, ONE_HOUR).expect("a limit"))
+        .limit("counter", Limit::sliding_window_counter(200, ONE_HOUR).expect("a limit"))
+        .limit("leaky", Limit::leaky_bucket("3/h", 3).expect("a limit"))
+        .limit("workers", Limit::concurrency(3, ONE_HOUR).expect("a limit"))
         .store(Arc::new(store))
         .denial_cache(Duration::from_secs(10));
     let gate = gate.build().expect("a gate");

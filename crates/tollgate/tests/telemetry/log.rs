@@ -43,11 +43,11 @@ fn a_line_has_exactly_these_fields() {
     });
     // The library's own warning of a malformed key stands before the line of the decision.
     assert_eq!(lines.remove(3)["target"], "tollgate::engine");
-    let expected = |decision: &str, limiter: &str, strategy: &str, source: &str| {
+    let expected = |decision: &str, limiter: &str, strategy: &str, source: &str, cost: u64| {
         json!({
             "level": "INFO", "target": "tollgate::decision", "message": "decided", "operation": "charge",
             "decision": decision, "limiter": limiter, "strategy": strategy, "storage_mode": "memory",
-            "source": source, "suppressed": 0,
+            "source": source, "cost": cost, "suppressed": 0,
         })
     };
     // HMAC-SHA-256 of `user:1` under the key `salt`, as any other program computes it.
@@ -59,11 +59,11 @@ fn a_line_has_exactly_these_fields() {
     let retry = |millis: u64| ("retry_after_ms", json!(millis));
     let of_user = ("key_hash", json!(hash));
     let expected = [
-        with(expected("allowed", "api", "fixed_window", "store"), &[retry(0), of_user.clone()]),
-        with(expected("denied", "api", "fixed_window", "store"), &[retry(60_000), of_user.clone()]),
+        with(expected("allowed", "api", "fixed_window", "store", 2), &[retry(0), of_user.clone()]),
+        with(expected("denied", "api", "fixed_window", "store", 1), &[retry(60_000), of_user.clone()]),
         // Never is absent, and so is the hash of a key that makes no sense.
-        with(expected("denied", "shut", "none", "blocked"), &[of_user]),
-        expected("denied", "api", "fixed_window", "malformed"),
+        with(expected("denied", "shut", "none", "blocked", 1), &[of_user]),
+        expected("denied", "api", "fixed_window", "malformed", 1),
     ];
     for line in &mut lines {
         let object = line.as_object_mut().unwrap();

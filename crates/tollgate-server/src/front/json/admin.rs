@@ -1,5 +1,5 @@
 //! The routes for admins: reset a key, reload the config, close and open keys of jobs; `overrides.rs` has the overrides. Each
-//! call is logged with its author (`audit`), also if it was refused for lack of the token.
+//! call is logged with its peer (`audit`), one that only looks at most once a minute (`looks.rs`), and one with a wrong token as a warning.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -96,14 +96,16 @@ pub(super) async fn key(
     authorize(app, peer, "key", &request)?;
     let body = posted(request).await?;
     let call: OneKey<'_> = requests::read(&body)?;
-    match (&call.key, &call.hash) {
-        (Some(key), None) => Ok(page::json(page::key_view(app, &key.parsed()?).await)),
-        (None, Some(hash)) => {
-            let key = key_of(app, &hash.0)?;
-            Ok(page::json(page::key_view(app, &key).await))
-        }
-        _ => Err(Fault::malformed("write `key` or `hash`, and not both")),
+    let key = match (&call.key, &call.hash) {
+        (Some(key), None) => key.parsed()?,
+        (None, Some(hash)) => key_of(app, &hash.0)?,
+        _ => return Err(Fault::malformed("write `key` or `hash`, and not both")),
+    };
+    let key_hash = app.stats.key_hash(key.canonical());
+    if app.looks.are_logged("key", peer, &key_hash) {
+        tracing::info!(audit = "key", %peer, key_hash, "a key was looked at");
     }
+    Ok(page::json(page::key_view(app, &key).await))
 }
 
 /// The key of a hash. A hash cannot be turned back, so it is one of the keys whose texts are known.
@@ -136,6 +138,9 @@ pub(super) async fn models(
 ) -> Result<Response<Body>, Fault> {
     super::only(&request, "GET, HEAD", &[http::Method::GET, http::Method::HEAD])?;
     authorize(app, peer, "llm", &request)?;
+    if app.looks.are_logged("llm", peer, "") {
+        tracing::info!(audit = "llm", %peer, "the clients of language models were looked at");
+    }
     Ok(page::json(app.models_view.answer(app).await))
 }
 
@@ -152,6 +157,10 @@ pub(super) async fn jobs(
         (Some(_), true) => authorize(app, peer, "jobs", &request).map(|()| true)?,
         (None, _) => authorize(app, peer, "jobs", &request).is_ok(),
     };
+    // What everybody may see is no admin call.
+    if shows_ids && app.token.is_some() && app.looks.are_logged("jobs", peer, "") {
+        tracing::info!(audit = "jobs", %peer, "ids of jobs were looked at");
+    }
     Ok(page::json(app.jobs.answer(app, shows_ids).await))
 }
 

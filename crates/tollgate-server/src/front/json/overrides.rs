@@ -32,8 +32,12 @@ pub(super) async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Fault> {
     super::only(&request, "GET, HEAD, POST", &[Method::GET, Method::HEAD, Method::POST])?;
-    authorize(app, peer, "override", &request)?;
-    if request.method() != Method::POST {
+    let is_look = request.method() != Method::POST;
+    authorize(app, peer, if is_look { "override_list" } else { "override" }, &request)?;
+    if is_look {
+        if app.looks.are_logged("override_list", peer, "") {
+            tracing::info!(audit = "override_list", %peer, "overrides were listed");
+        }
         app.overrides.look(app).await;
         return Ok(page::json(app.overrides.to_json(app, None).to_string().into()));
     }
@@ -110,11 +114,12 @@ pub(super) async fn remove(
     // An override of a removed limit can be removed too.
     super::sound_name(limit)?;
     let by = bounded("by", call.by.as_ref(), LONGEST_NAME)?;
-    let change = Change::removed(limit, key.canonical(), by);
+    let change = Change::removed(limit, key.canonical(), by.clone());
     let key_hash = app.stats.key_hash(key.canonical());
     match app.overrides.remove(app, &id_of(limit, &key), &change).await {
         Ok(removed) => {
-            tracing::info!(audit = "override", %peer, limiter = limit, key_hash, removed, "an override was removed");
+            let by = by.as_deref();
+            tracing::info!(audit = "override", %peer, limiter = limit, key_hash, removed, by, "an override was removed");
             let rule = app.state().gate.find(limit).ok().map(|rule| rule.allowance_for(&key).to_string());
             Ok(json(serde_json::json!({ "removed": removed, "rule": rule }).to_string()))
         }

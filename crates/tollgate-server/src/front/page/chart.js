@@ -43,8 +43,8 @@ function niceStep(value, ticks) {
 }
 
 /**
- * A chart in `host`. What it shows is given to `update`: `label`, `t0` and `step` in seconds, `series` of `{ name, kind, values, isLine }`,
- * and perhaps `height`, `y` (how values are written), `unit`, `limit` `{ value, label }`, `events` `{ kind, from, to, label, long }`, `now`, `mark`.
+ * A chart in `host`. What it shows is given to `update`: `label`, `t0` and `step` in seconds, `series` of `{ name, kind, values, isLine }` (a value of null is not known),
+ * and perhaps `height`, `y` (how values are written), `unit`, `limit` `{ value, label }`, `events` `{ kind, from, to, label, long }` (of kind `w`, `i`, or `n` for what is not known), `now`, `mark`.
  */
 export function chart(host) {
   host.className = "plot";
@@ -121,8 +121,9 @@ export function chart(host) {
       const words = label.length * 5.9;
       const last = Math.min(start + words, room - 6);
       if (to) {
-        drawn.append(h("rect.band", { x: start, y: top, width: Math.max(3, end - start), height: plotHeight }),
-          h("path.band-edge", { d: `M${start} ${top + 0.5}H${Math.max(start + 3, end)}` }));
+        const none = kind === "n" ? ".n" : "";
+        drawn.append(h(`rect.band${none}`, { x: start, y: top, width: Math.max(3, end - start), height: plotHeight }),
+          h(`path.band-edge${none}`, { d: `M${start} ${top + 0.5}H${Math.max(start + 3, end)}` }));
       } else {
         drawn.append(h("path.mark", { d: `M${Math.round(start) + 0.5} ${top - 3}V${top + plotHeight}` }));
       }

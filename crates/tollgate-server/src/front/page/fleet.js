@@ -15,6 +15,16 @@ function makeRow() {
 /** A server names the first eight of them. */
 const fallbackWords = (limits) => `fallback: ${limits.slice(0, 2).join(", ")}${limits.length > 2 ? ` and ${limits.length > 7 ? "more" : limits.length - 2}` : ""}`;
 
+/** What all of them decide together. The slowest p99 is that of no request in particular, so there is none. */
+function showAll(servers) {
+  const sum = (of) => servers.reduce((total, server) => total + of(server), 0);
+  const [allowed, denied] = [sum((server) => server.allowed + server.would_deny), sum((server) => server.denied)];
+  $("fleet-all").hidden = servers.length < 2;
+  fill($("fleet-all"), [allowed, denied], () => h("tr", h("td.all", h("b", "all together")), h("td.hide-small"),
+    h("td.num", { "data-l": "allowed/s" }, h("b", rate(allowed))), h("td.num", { "data-l": "denied/s" }, denied > 0 ? h("b.deny", rate(denied)) : faint("0")),
+    h("td.hide-small"), h("td.hide-small"), h("td.hide-small")));
+}
+
 export function showFleet({ servers, fleet_stale: isStale, store, second }) {
   const isShared = store.mode !== "memory";
   $("servers").hidden = !isShared;
@@ -24,6 +34,7 @@ export function showFleet({ servers, fleet_stale: isStale, store, second }) {
   const revisions = new Set(servers.map(({ config }) => config));
   notice("revisions", "Servers on this store have different limits.",
     revisions.size > 1 ? servers.map(({ name, config, limits }) => `${name}: ${config}, ${plural(limits, "limit")}`).join("\n") : null, { isAmber: true });
+  showAll(servers);
   each($("fleet-rows"), servers, ({ name, since }) => `${name} ${since}`, makeRow, (row, server) => {
     const [name, up, allowed, denied, p99, config, state] = row.cells;
     fill(name, [server.name, server.this, server.draining], () => [h("b.mono", server.name), " ", server.this && faint("this one "), server.draining && h("span.tag.warn", "draining")]);

@@ -144,21 +144,27 @@ function showChart() {
   const limit = $("key-of").value;
   const { count, step, words } = RANGES[range];
   const t0 = startOf(range);
+  const since = last.kept_since_ms / 1000;
+  // How many seconds of a bar are known: the first is perhaps cut off, and the last one goes on. Of a bar before them nothing is known.
+  const known = (index) => Math.min(t0 + (index + 1) * step, last.second + 1) - Math.max(t0 + index * step, since);
   const bars = (what) => {
-    const values = new Array(count).fill(0);
+    const sums = new Array(count).fill(0);
     for (const one of last.decisions) {
       const index = Math.floor((one.at_ms / 1000 - t0) / step);
-      if (one.limit === limit && one.what === what && index >= 0 && index < count) values[index] += one.times / step;
+      if (one.limit === limit && one.what === what && index >= 0 && index < count) sums[index] += one.times;
     }
-    return values;
+    return sums.map((sum, index) => (t0 + (index + 1) * step <= since ? null : sum / Math.max(known(index), 1)));
   };
+  const missing = since > t0 ? [{ kind: "n", from: t0, to: since, label: "not kept", long: `not kept: decisions about this key are known since ${dateTime(since)}` }] : [];
   const changes = last.changes.map((one) => ({ kind: "i", from: at(one.at), label: one.what === "set" ? "override" : "override removed", long: changeWords(one) }));
   const troubles = last.troubles.map(({ from, to }) => ({ kind: "w", from, to: to ?? last.second, label: "store down", long: `store down from ${dateTime(from)}${to ? ` for ${span((to - from) * 1000)}` : ""}; limits fell back` }));
   drawn = {
-    label: `Decisions a second about this key under ${limit}, ${words}`, t0, step, height: 160, unit: "/s", hasLane: true, limit: lineOf(limit), events: [...troubles, ...changes],
+    label: `Decisions a second about this key under ${limit}, ${words}`, t0, step, height: 160, unit: "/s", hasLane: true, limit: lineOf(limit), events: [...missing, ...troubles, ...changes],
     series: [{ name: "allowed", kind: "f1", values: bars("allowed") }, { name: "would be denied", kind: "hd", values: bars("would_deny") }, { name: "denied", kind: "fd", values: bars("denied") }],
   };
   plot.update(drawn);
+  const unseen = last.kept === "memory" ? " This server counts in memory: what it allows is counted for the limit and not for the key, so only denials are drawn." : "";
+  put($("key-kept"), `Drawn from the last decisions of this server about this key: at most ${last.most_decisions} of all limits together, none missing since ${dateTime(since)}.${unseen}`);
 }
 
 const WHICH = {

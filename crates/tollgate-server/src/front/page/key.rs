@@ -25,14 +25,15 @@ pub(crate) async fn key_view(app: &Arc<App>, key: &Key<'_>) -> Bytes {
     app.overrides.look(app).await;
     let state = app.state();
     let text = key.canonical();
-    let recent = app.stats.recent(text);
+    let retained = app.stats.retained(text);
+    let recent = &retained.decisions;
     let policy = state.gate.policy();
     let rules = &policy.rules()[..policy.rules().len().min(LIMITS)];
     let outcomes = outcomes(&state, rules, key).await;
     let limits: Vec<Value> = rules
         .iter()
         .zip(outcomes)
-        .map(|(rule, outcome)| limit(app, &state, rule, key, outcome, &recent))
+        .map(|(rule, outcome)| limit(app, &state, rule, key, outcome, recent))
         .collect();
     let mode = state.config.gate.store.mode;
     let view = json!({
@@ -42,6 +43,7 @@ pub(crate) async fn key_view(app: &Arc<App>, key: &Key<'_>) -> Bytes {
         "limits": limits,
         "more_limits": policy.rules().len().saturating_sub(LIMITS),
         "most_decisions": DECISIONS,
+        "kept_since_ms": retained.since_us.div_ceil(1_000),
         "decisions": recent.iter().map(decision).collect::<Vec<Value>>(),
         "troubles": app.feed.troubles(),
         "changes": app.overrides.changes(app, Some(key)).await,

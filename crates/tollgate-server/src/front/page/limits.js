@@ -50,19 +50,24 @@ export function now(name, kind) {
   return sumOf(series.get(name)[kind].slice(-AVERAGED)) / AVERAGED;
 }
 
-/** The bars of a range as rates a second, oldest first: `{ t0, step, allowed, denied, would_deny, fell_back }`. */
+/**
+ * The bars of a range as rates a second, oldest first: `{ t0, step, allowed, denied, would_deny, fell_back }`; and what they come to: `totals` of the
+ * same kinds, of so many `seconds`. The last bar of a longer range is not full yet, so its rate is no measure of the range.
+ */
 export function ranged(name, range) {
   const { count, step, field } = RANGES[range];
   const known = series.get(name);
-  if (!field) {
-    const bars = (kind) => Array.from({ length: count }, (_, index) => sumOf(known[kind].slice(index * step, (index + 1) * step)) / step);
-    return { t0: known.last + 1 - SECONDS, step, ...Object.fromEntries(KINDS.map((kind) => [kind, bars(kind)])) };
+  const { at, [field]: sums } = (field && longer.get(name)) ?? { at: known.last + 1 };
+  const t0 = field ? Math.floor(at / step) * step - (count - 1) * step : known.last + 1 - SECONDS;
+  const age = field ? Math.max(at - t0 - (count - 1) * step, 1) : step; // of the last bar
+  const counts = (kind) => Array.from({ length: count }, (_, index) => (field ? sums?.[kind][index] ?? 0 : sumOf(known[kind].slice(index * step, (index + 1) * step))));
+  const bars = { t0, step, totals: {}, seconds: (count - 1) * step + age };
+  for (const kind of KINDS) {
+    const all = counts(kind);
+    bars[kind] = all.map((one, index) => one / (index === count - 1 ? age : step));
+    bars.totals[kind] = sumOf(all);
   }
-  const { at, [field]: sums } = longer.get(name) ?? { at: known.last + 1, [field]: null };
-  const start = Math.floor(at / step) * step;
-  // The last bar is not full yet.
-  const bars = (kind) => Array.from({ length: count }, (_, index) => (sums ? sums[kind][index] / (index === count - 1 ? Math.max(at - start, 1) : step) : 0));
-  return { t0: start - (count - 1) * step, step, ...Object.fromEntries(KINDS.map((kind) => [kind, bars(kind)])) };
+  return bars;
 }
 
 /** The same of all limits together. */

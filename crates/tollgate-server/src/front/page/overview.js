@@ -15,6 +15,7 @@ const SORTED_EVERY_MS = 5000; // rows that change places all the time cannot be 
 
 let last = null; // the last snapshot
 let range = "5m";
+let isOfAll = false; // whether rates are those of all servers together
 let rows = []; // what is known of each limit
 let sorted = { by: "denied", isDown: true };
 let shownChip = "all";
@@ -23,18 +24,31 @@ let sortedAt = 0;
 
 // What is known of a limit.
 
+/** A limit's rates on all servers together: allowed, denied, would be denied. Of a server that does not say, it is among the least busy. */
+function ofAll(limit) {
+  const each = last.servers.map((server) => ratesOn(server, limit) ?? [0, 0, 0]);
+  return [0, 1, 2].map((kind) => each.reduce((sum, rates) => sum + rates[kind], 0));
+}
+
+/** A server says so of its busiest limits; of others it is not known. */
+const ratesOn = ({ by_limit: rates }, limit) => rates[limit] ?? (Object.keys(rates).length < MOST_BY_SERVER ? [0, 0, 0] : null);
+
+/** Only what is decided now is known of other servers. */
+const showsAll = () => isOfAll && range === "5m" && last.servers.length > 1;
+
 function known(limit) {
   const name = limit.limit;
   const bars = ranged(name, range);
   const isNow = range === "5m";
-  const mean = (kind) => bars[kind].reduce((sum, one) => sum + one, 0) / bars[kind].length;
-  const of = (kind) => (isNow ? now(name, kind) : mean(kind));
+  const together = showsAll() ? ofAll(name) : null;
+  const mean = (kind) => bars.totals[kind] / bars.seconds;
+  const of = (kind) => (together ? together[["allowed", "denied", "would_deny"].indexOf(kind)] : isNow ? now(name, kind) : mean(kind));
   const allowed = of("allowed");
   const denied = of("denied");
   const would = of("would_deny");
   const asked = allowed + denied + would;
   return {
-    limit, name, bars, allowed, denied, would, isIdle: isIdle(bars),
+    limit, name, bars, allowed, denied, would, isIdle: isIdle(bars) && asked === 0,
     mean: { allowed: mean("allowed"), denied: mean("denied"), would: mean("would_deny") }, // of the whole range, by which rows are sorted
     share: asked > 0 ? (denied + would) / asked : 0,
     fallsBack: now(name, "fell_back") > 0,
@@ -241,7 +255,7 @@ function showCard(card, item) {
   showServers(card, limit);
 }
 
-/** What each server on this store decides under a limit. A server says so of its busiest limits; of others it is not known. */
+/** What each server on this store decides under a limit. */
 function showServers(card, { limit, shadow }) {
   const { servers } = last;
   card.servers.hidden = servers.length < 2;
@@ -249,7 +263,7 @@ function showServers(card, { limit, shadow }) {
   put(card.servers.tHead.rows[0].cells[1], shadow ? "would be denied/s" : "denied/s");
   each(card.servers.tBodies[0], servers, ({ name, since }) => `${name} ${since}`, () => h("tr", h("td"), h("td.num"), h("td.num")), (row, server) => {
     const [name, denied, allowed] = row.cells;
-    const rates = server.by_limit[limit] ?? (Object.keys(server.by_limit).length < MOST_BY_SERVER ? [0, 0, 0] : null);
+    const rates = ratesOn(server, limit);
     const refused = rates && rates[shadow ? 2 : 1];
     fill(name, [server.name, server.this], () => [server.name, server.this && h("span.faint", " this one")]);
     fill(denied, refused, () => (refused > 0 ? h("b.deny", rate(refused)) : h("span.faint", rates ? "0" : "–")));
@@ -352,7 +366,10 @@ let allDrawn = null;
 
 function showSums(snapshot) {
   const sum = (kind) => snapshot.limits.reduce((total, { limit }) => total + now(limit, kind), 0);
-  const [allowed, denied] = [sum("allowed") + sum("would_deny"), sum("denied")];
+  const together = (of) => snapshot.servers.reduce((total, server) => total + of(server), 0);
+  const [allowed, denied] = showsAll()
+    ? [together((server) => server.allowed + server.would_deny), together((server) => server.denied)]
+    : [sum("allowed") + sum("would_deny"), sum("denied")];
   put($("sum-allowed"), rate(allowed));
   put($("sum-denied"), rate(denied));
   $("sum-denied").classList.toggle("deny", denied > 0);
@@ -398,8 +415,7 @@ function showShadow() {
   const shadows = rows.filter(({ limit }) => limit.shadow);
   $("shadow").hidden = shadows.length === 0;
   put($("shadow-words"), `${RANGES[range].words}; nothing changes until shadow is taken out of the config`);
-  const sum = ({ bars }, kind) => bars[kind].reduce((total, one) => total + one, 0) * bars.step;
-  const shown = shadows.map((row) => ({ name: row.name, rule: row.limit.rule, allowed: sum(row, "allowed"), would: sum(row, "would_deny"), denied: sum(row, "denied"), worst: row.limit.offenders[0] ?? null }))
+  const shown = shadows.map(({ name, limit, bars: { totals } }) => ({ name, rule: limit.rule, allowed: totals.allowed, would: totals.would_deny, denied: totals.denied, worst: limit.offenders[0] ?? null }))
     .toSorted((one, other) => other.would - one.would || one.name.localeCompare(other.name));
   fill($("shadow-rows"), shown, () => shown.map(({ name, rule, allowed, would, denied, worst }) => {
     const asked = allowed + would + denied;
@@ -443,6 +459,7 @@ function greet() {
 
 function draw(isAsked = false) {
   if (!last) return;
+  showScope();
   rows = last.limits.map(known);
   sortRows(isAsked);
   showSums(last);
@@ -451,6 +468,14 @@ function draw(isAsked = false) {
   showList();
   showShadow();
   greet();
+}
+
+const SCOPES = { this: "this server", all: "all servers" };
+
+/** Where there are several servers, rates of now are of this one or of all of them. */
+function showScope() {
+  $("scope").hidden = last.servers.length < 2 || range !== "5m";
+  for (const button of $("scope").children) attribute(button, "aria-pressed", String((button.dataset.scope === "all") === isOfAll));
 }
 
 /** What a longer range needs is asked for once a minute. `refresh` asks for all of it. */
@@ -465,6 +490,14 @@ export function startLimits(refresh) {
       if (range !== "5m") refresh();
     });
     $("range").append(button);
+  }
+  for (const [key, words] of Object.entries(SCOPES)) {
+    const button = h("button", { type: "button", "data-scope": key, title: "Rates of now; charts, the fullest key and p99 are of this server" }, words);
+    button.addEventListener("click", () => {
+      isOfAll = key === "all";
+      draw(true);
+    });
+    $("scope").append(button);
   }
   for (const key of Object.keys(CHIPS)) {
     const button = h("button", { type: "button", "data-chip": key });
