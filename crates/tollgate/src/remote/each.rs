@@ -18,15 +18,15 @@ impl Remote {
     pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Vec<Result<Answered, Error>> {
         let mut answers: Vec<Result<Answered, Error>> = Vec::with_capacity(charges.len());
         let mut asked: SmallVec<[(usize, Option<Sent>, NodeId); 4]> = SmallVec::new();
-        let mut items: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
+        let mut stored: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
         for (index, charge) in charges.iter().enumerate() {
             let answered = match (self.next_step_of_one(charge, DenialCache::Use), charge.stored_charge()) {
-                (NextStep::CallStore(sent), Some(item)) => {
-                    let node = self.shared.store.node_of(&item);
+                (NextStep::CallStore(sent), Some(one)) => {
+                    let node = self.shared.store.node_of(&one);
                     match self.admit(node).await {
                         Ok(()) => {
                             asked.push((index, sent, node));
-                            items.push(item);
+                            stored.push(one);
                             Ok(Answered::default())
                         }
                         Err(missed) => self.fall_back_alone(charge, missed),
@@ -37,14 +37,14 @@ impl Remote {
             };
             answers.push(answered);
         }
-        if items.is_empty() {
+        if stored.is_empty() {
             return answers;
         }
         let in_flight = InFlight::new(self, charges, None);
         self.shared.tally.called();
         let sent_at = self.shared.clock.now();
         let call = self.watch.store_call("charge");
-        let outcomes = self.shared.store.charge_each(&items).instrument(call.span()).await;
+        let outcomes = self.shared.store.charge_each(&stored).instrument(call.span()).await;
         // For metrics a call fails as its first charge does that fails.
         let failure = outcomes.iter().find_map(|outcome| outcome.as_ref().err());
         call.done(failure);

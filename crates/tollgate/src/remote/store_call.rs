@@ -58,11 +58,11 @@ impl Missed {
 
 impl Remote {
     /// The nodes that a charge needs: those of its keys, and that of its hold.
-    pub(super) fn nodes_of(&self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Nodes {
-        let of_items = items.iter().map(|item| self.shared.store.node_of(item));
+    pub(super) fn nodes_of(&self, charges: &[StoredCharge<'_>], hold: Option<Hold>) -> Nodes {
+        let of_charges = charges.iter().map(|charge| self.shared.store.node_of(charge));
         let of_hold = hold.map(|hold| self.shared.store.node_of_hold(hold.id));
         let mut nodes = Nodes::new();
-        for node in of_items.chain(of_hold) {
+        for node in of_charges.chain(of_hold) {
             if !nodes.contains(&node) {
                 nodes.push(node);
             }
