@@ -47,7 +47,8 @@ impl Beside {
             self.model.charge(&[StoredCharge { shadow: false, ..*charge }], None, now).outcomes[0]
         };
         let expected: Vec<Outcome> = charges.iter().map(alone).collect();
-        let got: Result<Vec<Outcome>, _> = self.subject.store.charge_each(charges).await.into_iter().collect();
+        let got: Result<Vec<Outcome>, _> =
+            self.subject.store.charge_each(charges).await.into_iter().collect();
         self.equal(&format!("{charges:?}"), &expected, got.as_ref().ok());
     }
 

@@ -101,8 +101,9 @@ async fn an_id_is_of_one_charge(subject: &Subject) {
             let error = store.charge(others, hold).await.expect_err("another charge");
             assert!(error.is_invalid(), "{error}");
         }
-        let left =
-            async |limit, key| store.peek(&[charge(limit, key, 1)]).await.expect("peek").outcomes[0].remaining;
+        let left = async |limit, key| {
+            store.peek(&[charge(limit, key, 1)]).await.expect("peek").outcomes[0].remaining
+        };
         assert_eq!(
             (left(&orders, "one").await, left(&bytes, "two").await),
             (95, 97),

@@ -64,7 +64,8 @@ impl Model {
     }
 
     fn answer(charges: &[StoredCharge<'_>], answers: &HashMap<Name, Outcome>) -> Charged {
-        let outcome = |charge: &StoredCharge<'_>| answers[&(charge.limit.name.clone(), charge.key.to_owned())];
+        let outcome =
+            |charge: &StoredCharge<'_>| answers[&(charge.limit.name.clone(), charge.key.to_owned())];
         let outcomes: Outcomes = charges.iter().map(outcome).collect();
         let allowed = charges.iter().all(|charge| charge.shadow || outcome(charge).allowed);
         Charged { allowed, outcomes }
@@ -82,7 +83,9 @@ impl Model {
     /// Whether a charge by this id must be refused, because the id belongs to another one.
     pub(super) fn is_id_taken(&self, charges: &[StoredCharge<'_>], hold: Option<Hold>, now: Micros) -> bool {
         let held = hold.and_then(|hold| self.holds.get(&hold.id)).filter(|held| now < held.end);
-        held.is_some_and(|held| held.charges != Self::names(charges) || held.request != Self::request(charges))
+        held.is_some_and(|held| {
+            held.charges != Self::names(charges) || held.request != Self::request(charges)
+        })
     }
 
     /// The pair of each charge.
@@ -95,7 +98,12 @@ impl Model {
         Self::parts(charges).into_iter().map(|(name, _, cost, _)| (name, cost)).collect()
     }
 
-    pub(super) fn charge(&mut self, charges: &[StoredCharge<'_>], hold: Option<Hold>, now: Micros) -> Charged {
+    pub(super) fn charge(
+        &mut self,
+        charges: &[StoredCharge<'_>],
+        hold: Option<Hold>,
+        now: Micros,
+    ) -> Charged {
         if let Some(held) = hold.and_then(|hold| self.holds.get(&hold.id)).filter(|held| now < held.end) {
             return held.answer.clone();
         }
@@ -133,8 +141,15 @@ impl Model {
             let ttl = leases.max().unwrap_or_default().max(hold.ttl);
             let end = now.saturating_add(ttl);
             let (charges, request) = (Self::names(charges), Self::request(charges));
-            let held =
-                Held { parts: charged, charges, request, answer: answer.clone(), ttl, end, is_settled: false };
+            let held = Held {
+                parts: charged,
+                charges,
+                request,
+                answer: answer.clone(),
+                ttl,
+                end,
+                is_settled: false,
+            };
             self.holds.insert(hold.id, held);
         }
         answer

@@ -200,7 +200,8 @@ mod tests {
         let charges: Vec<StoredCharge<'_>> = all
             .map(|(index, key)| StoredCharge { limit: &limit, key, cost: cost(index), shadow: false })
             .collect();
-        let server = |charge: &StoredCharge<'_>| u64::from(charge.key.parse::<usize>().unwrap() < 2 * AT_ONCE);
+        let server =
+            |charge: &StoredCharge<'_>| u64::from(charge.key.parse::<usize>().unwrap() < 2 * AT_ONCE);
         let groups = groups(&charges, |charge| charge.cost.get(), server, true, 64);
         let (healthy, made) = (tokio::sync::Semaphore::new(0), std::sync::Mutex::new(Vec::new()));
         let call = |places: Vec<usize>| {
@@ -232,8 +233,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_not_begun_by_the_deadline_is_not_sent() {
         let limit = StoredLimit::new("api", Limit::fixed_window(5, Micros::from_secs(60)).unwrap());
-        let charge = StoredCharge { limit: &limit, key: "a", cost: Cost::ONE, shadow: false };
-        let charges = [charge; 9];
+        let charges = [StoredCharge { limit: &limit, key: "a", cost: Cost::ONE, shadow: false }; 9];
         let groups = groups(&charges, |_| (), |_| 0, true, 64);
         let (start, second) = (Instant::now(), std::time::Duration::from_secs(1));
         let sent = std::sync::atomic::AtomicUsize::new(0);
