@@ -227,10 +227,8 @@ impl PostgresStore {
             let keys: Vec<&str> = charges.iter().map(|charge| charge.key).collect();
             return self.charge_alike(plain, first.limit, &keys, first.cost, &until).await;
         }
-        // For the function, a separate charge is a part in shadow mode: its denial denies no other.
-        let alone: Vec<StoredCharge<'_>> =
-            charges.iter().map(|charge| StoredCharge { shadow: true, ..*charge }).collect();
-        let charged = self.charge_parts(&alone, &MergedCharges::of(&alone), None, &until).await?;
+        // The function makes all charges of a call or none. Such a group has one charge: its kind is its key.
+        let charged = self.charge_parts(&charges, &MergedCharges::of(&charges), None, &until).await?;
         Ok(charged.outcomes.into_iter().map(Ok).collect())
     }
 
