@@ -64,6 +64,8 @@ async fn count_all(gate: &Tollgate, server: &mut impl Counted, expected: &[&str]
         let waited = gate.wait(&[Charge::new("open", &three)], Duration::ZERO).await.expect("wait");
         assert!(waited.is_allowed());
         check("a wait that need not wait", expected);
+        assert!(gate.status("bucket", &two).await.expect("status").is_allowed());
+        check("a status", expected);
     }
 }
 
