@@ -68,7 +68,11 @@ impl WaitingStore {
 }
 
 impl Store for WaitingStore {
-    fn charge<'a>(&'a self, charges: &'a [StoredCharge<'a>], _hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(
+        &'a self,
+        charges: &'a [StoredCharge<'a>],
+        _hold: Option<Hold>,
+    ) -> StoreFuture<'a, Charged> {
         Box::pin(async move {
             self.wait(charges.len()).await;
             let outcome = Outcome { allowed: true, ..Outcome::BLOCKED };
