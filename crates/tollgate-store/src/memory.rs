@@ -272,7 +272,11 @@ impl MemoryStore {
     }
 
     /// Makes all charges, or none. With a hold they can be settled later.
-    pub fn charge_all(&self, charges: &[MemoryCharge<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+    pub fn charge_all(
+        &self,
+        charges: &[MemoryCharge<'_>],
+        hold: Option<Hold>,
+    ) -> Result<Charged, StoreError> {
         let Some(hold) = hold else {
             let now = self.inner.clock.now();
             let mut outcomes = Outcomes::new();
@@ -572,7 +576,12 @@ impl MemoryStore {
         let limits: SmallVec<[MemoryLimit; 4]> =
             charges.iter().map(|charge| self.open_as(charge.limit, Opened::ByCall)).collect();
         let charges: SmallVec<[MemoryCharge<'_>; 4]> = (charges.iter().zip(&limits))
-            .map(|(charge, limit)| MemoryCharge { limit, key: charge.key, cost: charge.cost, shadow: charge.shadow })
+            .map(|(charge, limit)| MemoryCharge {
+                limit,
+                key: charge.key,
+                cost: charge.cost,
+                shadow: charge.shadow,
+            })
             .collect();
         run(&charges)
     }

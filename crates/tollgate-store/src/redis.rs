@@ -165,7 +165,8 @@ impl RedisStore {
             (Shape::of(&[part], None), slot)
         };
         let groups = each::groups(charges, kind, |charge| self.server_of(charge), false, batch::MAX_BATCH);
-        each::charge(charges.len(), groups, deadline, |places| self.charge_alike(charges, places, deadline)).await
+        each::charge(charges.len(), groups, deadline, |places| self.charge_alike(charges, places, deadline))
+            .await
     }
 
     /// Charges that are on one server: one script call.

@@ -146,7 +146,8 @@ mod tests {
         let (api, other) = (limit("api"), limit("other"));
         let charge =
             |limit, key, units, shadow| StoredCharge { limit, key, cost: Cost::new(units).unwrap(), shadow };
-        let charges = [charge(&api, "a", 1, true), charge(&other, "a", 2, false), charge(&api, "a", 3, false)];
+        let charges =
+            [charge(&api, "a", 1, true), charge(&other, "a", 2, false), charge(&api, "a", 3, false)];
         let parts = MergedCharges::of(&charges);
         let costs: Vec<_> = parts.parts.iter().map(|part| (part.cost.get(), part.shadow)).collect();
         assert_eq!(costs, [(4, false), (2, false)]);

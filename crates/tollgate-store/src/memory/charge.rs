@@ -93,7 +93,8 @@ impl Inner {
             (&*limit.name, key.lo, key.hi, cost.get()).hash(&mut hash);
         }
         of_charge.hash(&mut hash);
-        let pair_of = if parts.len() == charges.len() { Box::default() } else { of_charge.into_boxed_slice() };
+        let pair_of =
+            if parts.len() == charges.len() { Box::default() } else { of_charge.into_boxed_slice() };
         HoldRequest { limits: charges.len(), pair_of, hash: hash.finish() }
     }
 
@@ -105,7 +106,12 @@ impl Inner {
 
     /// Answers for charges, from answers for merged charges.
     #[inline]
-    fn for_charges(&self, charges: &[MemoryCharge<'_>], parts: &PairCharges<'_>, outcomes: Outcomes) -> Outcomes {
+    fn for_charges(
+        &self,
+        charges: &[MemoryCharge<'_>],
+        parts: &PairCharges<'_>,
+        outcomes: Outcomes,
+    ) -> Outcomes {
         if charges.len() == parts.len() {
             return outcomes;
         }

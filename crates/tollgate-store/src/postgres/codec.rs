@@ -208,7 +208,8 @@ mod tests {
             (Limit::concurrency(9, second), [3, 0, 400_000, 0, 0, 0, 0, 0]),
         ] {
             let stored = StoredLimit::new("api", limit.unwrap());
-            let charge = StoredCharge { limit: &stored, key: "k", cost: Cost::new(2).unwrap(), shadow: false };
+            let charge =
+                StoredCharge { limit: &stored, key: "k", cost: Cost::new(2).unwrap(), shadow: false };
             let charges = [charge, charge];
             let parts = MergedCharges::of(&charges);
             let reading = reading(&stored.limit, &numbers).unwrap();

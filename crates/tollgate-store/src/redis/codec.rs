@@ -173,7 +173,8 @@ pub(super) fn write(charges: &[StoredCharge<'_>]) -> String {
             keys.push(charge.key);
             keys.len() - 1
         });
-        let _ = write!(text, "{} {} {key} {} ", u8::from(charge.shadow), charge.cost.get(), charge.limit.name);
+        let _ =
+            write!(text, "{} {} {key} {} ", u8::from(charge.shadow), charge.cost.get(), charge.limit.name);
         let [strategy, one, two, three] = limit_codec::write(&charge.limit.limit);
         let _ = writeln!(text, "{strategy} {one} {two} {three}");
     }

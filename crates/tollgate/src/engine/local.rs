@@ -116,7 +116,8 @@ pub(super) fn run_local(
     mode: Mode,
     identity: Option<Identity>,
 ) -> Result<Answered, Error> {
-    let in_memory: SmallVec<[MemoryCharge<'_>; 4]> = charges.iter().filter_map(Resolved::memory_charge).collect();
+    let in_memory: SmallVec<[MemoryCharge<'_>; 4]> =
+        charges.iter().filter_map(Resolved::memory_charge).collect();
     let is_look = mode == Mode::Peek || charges.iter().any(Resolved::is_denied_outright);
     let counted = match is_look {
         true => store.peek_all(&in_memory),
