@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 use tollgate_store::{Charged, NodeId, Nodes, StoreError, StoredCharge};
-use tracing::Instrument;
 
 use super::denial_cache::Sent;
 use super::fallback::Act;
@@ -11,7 +10,6 @@ use super::store_call::Missed;
 use super::{Answered, DenialCache, NextStep, Remote};
 use crate::error::Error;
 use crate::policy::entry::Resolved;
-use crate::telemetry::CallRecorder;
 
 impl Remote {
     /// Charges each charge separately, in one call of the store. Each falls back separately, too.
@@ -41,13 +39,12 @@ impl Remote {
             return answers;
         }
         let in_flight = InFlight::new(self, charges, None);
-        self.shared.tally.called();
         let sent_at = self.shared.clock.now();
-        let call = self.watch.store_call("charge");
-        let outcomes = self.shared.store.charge_each(&stored).instrument(call.span()).await;
+        let each = self.shared.store.charge_each(&stored);
         // For metrics a call fails as its first charge does that fails.
-        let failure = outcomes.iter().find_map(|outcome| outcome.as_ref().err());
-        call.done(failure);
+        let outcomes = self
+            .send("charge", each, |outcomes| outcomes.iter().find_map(|outcome| outcome.as_ref().err()))
+            .await;
         let is_any_ambiguous =
             outcomes.iter().any(|outcome| outcome.as_ref().is_err_and(StoreError::is_ambiguous));
         let mut nodes = Nodes::new();
