@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tollgate_llm::count::{Counter, Encoding, Tokenizer};
 use tollgate_llm::{Api, ModelRequest};
 
-use crate::goals::{Goal, Wanted, strictly};
+use crate::goals::{Goal, Strict, Wanted, strictly};
 use crate::report::print_goals;
 
 /// The goal: how many times the speed of tiktoken-rs.
@@ -143,7 +143,7 @@ pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
     }
     requests(options.passes);
     print_goals(&goals);
-    strictly(is_strict, &goals)
+    strictly(Strict::of(is_strict, false), &goals)
 }
 
 /// A chat of forty messages of 2 KiB: counted for the first time, and with one more message than the last time.

@@ -24,7 +24,7 @@ use tollgate_testkit::tollgate::Tollgate;
 
 use self::litellm::LiteLlm;
 use self::upstream::Upstream;
-use crate::goals::{Goal, Wanted, strictly};
+use crate::goals::{Goal, Strict, Wanted, strictly};
 use crate::machine::Facts;
 use crate::report::print_goals;
 use crate::server;
@@ -117,7 +117,7 @@ pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
         goals.extend(litellm::judged(&program)?);
     }
     print_goals(&goals);
-    strictly(is_strict, &goals)
+    strictly(Strict::of(is_strict, options.only.is_some()), &goals)
 }
 
 /// How much later answers and events come through each gateway.
@@ -460,7 +460,7 @@ mod tests {
         let grades: Vec<Grade> = goals.iter().map(Goal::grade).collect();
         assert_eq!(grades, [Grade::Missed, Grade::Reached, Grade::Reached, Grade::Missed]);
         assert!(
-            strictly(true, &goals)
+            strictly(Strict::MissedOrNotMeasured, &goals)
                 .is_err_and(|missed| missed.contains("p50") && missed.contains("not answered"))
         );
     }

@@ -2,7 +2,7 @@
 //!
 //! A goal is about Tollgate in one cell, over governor as it comes in the same rounds. Single checks are judged on one thread
 //! in the allowed regime; what the same keys give on two threads and denied stands beside it. A missed goal is a finding, and
-//! a failure only where `--strict` asks for it ([`strictly`]), as every command knows it. `-- latency` (`stores/latency.rs`) and `-- soak` always
+//! a failure only where `--strict` asks for it ([`strictly`]), as every command knows it; so is a goal that a whole run did not measure. `-- latency` (`stores/latency.rs`) and `-- soak` always
 //! fail.
 
 use std::fmt;
@@ -101,14 +101,40 @@ impl Goal {
     }
 }
 
-/// How a run ends: under `--strict` with an error that names the goals that were missed.
-pub(crate) fn strictly(is_strict: bool, goals: &[Goal]) -> Result<(), String> {
-    let missed = goals.iter().filter(|goal| goal.grade() == Grade::Missed);
-    let missed: Vec<&str> = missed.map(|goal| goal.what.as_str()).collect();
-    if missed.is_empty() || !is_strict {
-        return Ok(());
+/// Which goals fail a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strict {
+    /// None: a missed goal is a finding.
+    Off,
+    /// Missed ones. A run of some parts or cells measures only some goals.
+    Missed,
+    /// Missed ones, and those that were not measured: a peer that could not be built must not make its goals look reached.
+    MissedOrNotMeasured,
+}
+
+impl Strict {
+    /// For a run with or without `--strict`, of everything or only of parts.
+    pub(crate) const fn of(is_strict: bool, is_partial: bool) -> Strict {
+        match (is_strict, is_partial) {
+            (false, _) => Strict::Off,
+            (true, true) => Strict::Missed,
+            (true, false) => Strict::MissedOrNotMeasured,
+        }
     }
-    Err(format!("{} goals were missed: {}", missed.len(), missed.join("; ")))
+}
+
+/// How a run ends: under `--strict` with an error that names the goals that failed it.
+pub(crate) fn strictly(strict: Strict, goals: &[Goal]) -> Result<(), String> {
+    let of = |grade: Grade, what: &str| {
+        let goals: Vec<&str> =
+            goals.iter().filter(|goal| goal.grade() == grade).map(|goal| goal.what.as_str()).collect();
+        (!goals.is_empty()).then(|| format!("{} goals were {what}: {}", goals.len(), goals.join("; ")))
+    };
+    let missed = of(Grade::Missed, "missed").filter(|_| strict != Strict::Off);
+    let not_measured =
+        of(Grade::NotMeasured, "not measured").filter(|_| strict == Strict::MissedOrNotMeasured);
+    let failed: Vec<String> = missed.into_iter().chain(not_measured).collect();
+    if failed.is_empty() { Ok(()) } else { Err(failed.join(". ")) }
 }
 
 /// Every goal, in the order of the cells.
@@ -276,12 +302,19 @@ mod tests {
         assert_eq!(reported, [denied, threads, bytes, coarse]);
         assert_eq!(goals.last().map(|goal| &*goal.beside), Some("1T/1/uniform/deny/check"));
         assert_eq!(goals.len(), 18);
-        assert_eq!(strictly(false, &goals), Ok(()));
-        assert!(
-            strictly(true, &goals)
-                .is_err_and(|missed| missed.contains("2 goals") && missed.contains("coarse"))
-        );
+        let [off, some, all] = [(false, false), (true, true), (true, false)]
+            .map(|(is_strict, is_partial)| Strict::of(is_strict, is_partial));
+        assert_eq!(strictly(off, &goals), Ok(()));
+        for (strict, parts) in [(some, 1), (all, 2)] {
+            let error = strictly(strict, &goals).unwrap_err();
+            assert!(error.starts_with("2 goals were missed: ") && error.contains("coarse"), "{error}");
+            assert_eq!(error.split(". ").count(), parts, "{error}");
+        }
+        // A peer that could not be built leaves its goals without a measurement.
         let good = goals.into_iter().filter(|goal| goal.grade() != Grade::Missed).collect::<Vec<_>>();
-        assert_eq!(strictly(true, &good), Ok(()), "what was not measured was not missed");
+        assert_eq!(strictly(some, &good), Ok(()), "cells that were not asked for");
+        assert!(strictly(all, &good).is_err_and(|error| error.starts_with("14 goals were not measured: ")));
+        let reached = good.into_iter().filter(|goal| goal.grade() == Grade::Reached).collect::<Vec<_>>();
+        assert_eq!(strictly(all, &reached), Ok(()));
     }
 }

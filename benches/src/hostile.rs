@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use tollgate_testkit::hostile::{ATTACKS, Answered, CLIENTS, Client, Faces};
 use tollgate_testkit::tollgate::Tollgate;
 
-use crate::goals::{Goal, Wanted, strictly};
+use crate::goals::{Goal, Strict, Wanted, strictly};
 use crate::machine::Facts;
 use crate::report::print_goals;
 use crate::server;
@@ -69,7 +69,7 @@ pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
     }
     println!();
     print_goals(&goals);
-    strictly(is_strict, &goals)
+    strictly(Strict::of(is_strict, options.only.is_some()), &goals)
 }
 
 fn measure(program: &Path, name: &str, attack: fn(&Faces), time: Duration) -> Result<Goal, String> {
@@ -168,7 +168,8 @@ mod tests {
         assert_eq!(grade(&[face(0), face(5), face(0)]), Grade::Missed);
         assert_eq!(grade(&[face(0), waits()]), Grade::NotMeasured);
         assert!(
-            strictly(true, &[judge("nobody", &[face(5)])]).is_err_and(|missed| missed.contains("nobody"))
+            strictly(Strict::MissedOrNotMeasured, &[judge("nobody", &[face(5)])])
+                .is_err_and(|missed| missed.contains("nobody"))
         );
     }
 }

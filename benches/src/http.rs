@@ -74,5 +74,5 @@ pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
         let json = report::to_json(&facts, &load_after, &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    crate::goals::strictly(is_strict, &goals)
+    crate::goals::strictly(crate::goals::Strict::of(is_strict, options.quick), &goals)
 }

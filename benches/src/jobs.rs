@@ -27,7 +27,7 @@ use tollgate_jobs::adapter::{DuePoll, GateLayer, JobArgs, prepare, supervise};
 use tollgate_jobs::{JobGate, Jobs};
 use tollgate_testkit::postgres::PostgresServer;
 
-use crate::goals::{Goal, strictly};
+use crate::goals::{Goal, Strict, strictly};
 use crate::machine::Facts;
 use crate::report::{print_goals, print_machine};
 
@@ -88,7 +88,7 @@ pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
         }
     }
     print_goals(&goals);
-    failed.extend(strictly(is_strict, &goals).err());
+    failed.extend(strictly(Strict::of(is_strict, options.only.is_some()), &goals).err());
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 

@@ -96,7 +96,10 @@ pub(crate) fn run(options: &Options, is_strict: bool) -> Result<(), String> {
         let json = report::to_json(&facts, &machine::load_average(), &plan, &results, &goals);
         writeln!(file, "{json:#}").map_err(|error| crate::unwritable(path, &error))?;
     }
-    crate::goals::strictly(is_strict, &goals)
+    crate::goals::strictly(
+        crate::goals::Strict::of(is_strict, options.quick || options.only.is_some()),
+        &goals,
+    )
 }
 
 /// The runtime of a client: one thread, so that a client takes one core.

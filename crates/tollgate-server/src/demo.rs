@@ -30,7 +30,7 @@ struct Caller {
     key: &'static str,
     /// How many calls in ten seconds, on a quiet day.
     in_ten_seconds: u64,
-    /// Every so many seconds it forgets itself, for how many seconds, and is how many times as eager.
+    /// Burst: period in s, length in s, rate factor.
     burst: Option<(u64, u64, u64)>,
 }
 
@@ -45,7 +45,7 @@ const CALLERS: [Caller; 19] = [
     Caller { burst: Some((75, 5, 9)), ..steady("api", "tenant:umbrella", 20) },
     steady("login", "ip:203.0.113.7", 7),
     Caller { burst: Some((50, 12, 8)), ..steady("login", "ip:198.51.100.23", 1) },
-    // Somebody who hopes that this is shown by somebody careless.
+    // A key with markup: checks that the page escapes it.
     steady("login", "<img src=x onerror=alert(1)>", 3),
     steady("login", "user:ada", 1),
     steady("per-user", "user:ada", 12),

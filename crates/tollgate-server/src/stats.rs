@@ -95,7 +95,7 @@ struct NotedOfLimit {
     offenders: Offenders,
 }
 
-/// How many seconds after its end a second goes into the history: who is late by as much has been counted then.
+/// Delay in seconds before a second enters the history, so that late events are still counted.
 const LATE: u64 = 2;
 
 impl Stats {
@@ -233,7 +233,7 @@ impl Stats {
     /// Who was denied most under a limit in the last minutes, at most so many.
     pub(crate) fn offenders(&self, limit: &str, count: usize) -> Vec<Offender> {
         let second = self.second();
-        // Who they are is worked out when it is asked: most who are denied once are gone before.
+        // Keys are hashed only when read: most are evicted before.
         let who = |key: &str| Who {
             hash: self.telemetry.key_hash(key),
             key: (self.settings.shows_keys && key.len() <= LONGEST_SHOWN).then(|| key.to_owned()),

@@ -131,9 +131,9 @@ pub struct StoredCharge<'a> {
 /// Without the key: `Debug` ends up in logs, and keys are personal data.
 impl fmt::Debug for StoredCharge<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut item = f.debug_struct("StoredCharge");
-        item.field("limit", self.limit).field("cost", &self.cost).field("shadow", &self.shadow);
-        item.finish_non_exhaustive()
+        let mut charge = f.debug_struct("StoredCharge");
+        charge.field("limit", self.limit).field("cost", &self.cost).field("shadow", &self.shadow);
+        charge.finish_non_exhaustive()
     }
 }
 
@@ -273,18 +273,18 @@ pub enum Settled {
 
 /// Holds the counters. Works as `dyn Store`, because a server picks its store at start.
 pub trait Store: Send + Sync + 'static {
-    /// Charges all items, or none: none if any limit that is not a shadow limit denies.
-    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged>;
+    /// Makes all charges, or none: none if any limit that is not a shadow limit denies.
+    fn charge<'a>(&'a self, charges: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged>;
 
-    /// Charges each item separately, in order: a refusal or a failure of one does not affect the others, and a repeated pair is
-    /// charged again. The answer has one result for each item, in order; an allowed outcome was charged.
+    /// Makes each charge separately, in order: a refusal or a failure of one does not affect the others, and a repeated pair is
+    /// charged again. The answer has one result for each charge, in order; an allowed outcome was charged.
     ///
-    /// The default makes one call for each item.
-    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
+    /// The default makes one call for each charge.
+    fn charge_each<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         Box::pin(async move {
-            let mut outcomes = Vec::with_capacity(items.len());
-            for item in items {
-                outcomes.push(only_outcome(self.charge(std::slice::from_ref(item), None).await));
+            let mut outcomes = Vec::with_capacity(charges.len());
+            for charge in charges {
+                outcomes.push(only_outcome(self.charge(std::slice::from_ref(charge), None).await));
             }
             outcomes
         })
@@ -294,28 +294,28 @@ pub trait Store: Send + Sync + 'static {
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled>;
 
     /// Answers as `charge` would, and changes nothing.
-    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged>;
+    fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged>;
 
     /// The state of a key under a limit: what is left, and whether one more unit would fit. Changes nothing.
     ///
     /// The default peeks twice.
     fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
         Box::pin(async move {
-            let item = |cost| [StoredCharge { limit, key, cost, shadow: false }];
+            let charge = |cost| [StoredCharge { limit, key, cost, shadow: false }];
             // A cost that never fits is refused and changes nothing, so its outcome shows the current state.
-            let current = only_outcome(self.peek(&item(Cost::MAX)).await)?;
-            let one = only_outcome(self.peek(&item(Cost::ONE)).await)?;
+            let current = only_outcome(self.peek(&charge(Cost::MAX)).await)?;
+            let one = only_outcome(self.peek(&charge(Cost::ONE)).await)?;
             Ok(Outcome { allowed: one.allowed, retry_after: one.retry_after, ..current })
         })
     }
 
-    /// Gives each item's cost back, whichever caller was charged: the newest charge first, never more than is charged now,
-    /// nothing of leases, and nothing to a key that is not remembered. Items are refunded one after the other; shadow limits are
-    /// refunded too. In a store on several servers, some items may be given back and others not: the error is then
+    /// Gives each charge's cost back, whichever caller was charged: the newest charge first, never more than is charged now,
+    /// nothing of leases, and nothing to a key that is not remembered. Charges are refunded one after the other; shadow limits are
+    /// refunded too. In a store on several servers, some charges may be given back and others not: the error is then
     /// [ambiguous](StoreError::is_ambiguous).
     ///
     /// A refund has no id, so a refund that may have taken effect must not be sent again. The default is an error.
-    fn refund<'a>(&'a self, _items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, _charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         Box::pin(async { Err(StoreError::invalid("this store cannot refund; reserve and settle instead")) })
     }
 
@@ -344,7 +344,7 @@ pub trait Store: Send + Sync + 'static {
         "custom"
     }
 
-    /// The node that holds the counters of an item. Called for every item of every charge: no I/O.
+    /// The node that holds the counters of a charge. Called for every charge of every call: no I/O.
     fn node_of(&self, _item: &StoredCharge<'_>) -> NodeId {
         NodeId::ONLY
     }
@@ -363,7 +363,7 @@ pub trait Store: Send + Sync + 'static {
     /// that no caller can delay it. An error means that no call to this node can succeed now. A problem of one key, limit or
     /// privilege is no error here, nor is a store without room for new keys. A node that is no longer part of the store succeeds.
     ///
-    /// The default peeks with no items.
+    /// The default peeks with no charges.
     fn ping(&self, _node: NodeId) -> StoreFuture<'_, ()> {
         Box::pin(async move { self.peek(&[]).await.map(drop) })
     }
@@ -393,7 +393,7 @@ fn no_records() -> StoreError {
     )
 }
 
-/// The outcome of a charge of one item.
+/// The outcome of a call with one charge.
 fn only_outcome(charged: Result<Charged, StoreError>) -> Result<Outcome, StoreError> {
     let missing = || StoreError::failed(Failure::Reply, "the store answered a charge without an outcome");
     charged?.outcomes.first().copied().ok_or_else(missing)
@@ -401,28 +401,28 @@ fn only_outcome(charged: Result<Charged, StoreError>) -> Result<Outcome, StoreEr
 
 /// A store that is shared is a store.
 impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
-    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
-        (**self).charge(items, hold)
+    fn charge<'a>(&'a self, charges: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        (**self).charge(charges, hold)
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
-        (**self).charge_each(items)
+    fn charge_each<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
+        (**self).charge_each(charges)
     }
 
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         (**self).settle(id, settlement)
     }
 
-    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
-        (**self).peek(items)
+    fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
+        (**self).peek(charges)
     }
 
     fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
         (**self).status(limit, key)
     }
 
-    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
-        (**self).refund(items)
+    fn refund<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
+        (**self).refund(charges)
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
@@ -445,8 +445,8 @@ impl<S: Store + ?Sized> Store for std::sync::Arc<S> {
         (**self).mode()
     }
 
-    fn node_of(&self, item: &StoredCharge<'_>) -> NodeId {
-        (**self).node_of(item)
+    fn node_of(&self, charge: &StoredCharge<'_>) -> NodeId {
+        (**self).node_of(charge)
     }
 
     fn node_of_hold(&self, id: ChargeId) -> NodeId {

@@ -271,35 +271,39 @@ impl MemoryStore {
         self.inner.sweep_part(1)
     }
 
-    /// Charges all items, or none. With a hold the charge can be settled later.
-    pub fn charge_all(&self, items: &[MemoryCharge<'_>], hold: Option<Hold>) -> Result<Charged, StoreError> {
+    /// Makes all charges, or none. With a hold they can be settled later.
+    pub fn charge_all(
+        &self,
+        charges: &[MemoryCharge<'_>],
+        hold: Option<Hold>,
+    ) -> Result<Charged, StoreError> {
         let Some(hold) = hold else {
             let now = self.inner.clock.now();
             let mut outcomes = Outcomes::new();
-            return Ok(match self.inner.charge_seen(items, now, &mut |outcome| outcomes.push(outcome)) {
+            return Ok(match self.inner.charge_seen(charges, now, &mut |outcome| outcomes.push(outcome)) {
                 Some(allowed) => Charged { allowed, outcomes },
-                None => self.inner.charge_all(items, now, Holder::default(), |_| ()),
+                None => self.inner.charge_all(charges, now, Holder::default(), |_| ()),
             });
         };
         let now = self.inner.clock.now();
         let mut keys = Keys::new();
-        for item in items.iter().filter(|item| item.limit.lease.is_none()) {
-            let key = self.inner.seeds.fingerprint(item.key);
+        for charge in charges.iter().filter(|charge| charge.limit.lease.is_none()) {
+            let key = self.inner.seeds.fingerprint(charge.key);
             if !keys.contains(&key) {
                 keys.push(key);
             }
         }
         let holder = Holder { id: hold.id.get(), until_released: hold.ttl == Hold::UNTIL_RELEASED };
-        self.inner.holds.hold(hold, self.inner.request(items), keys, now, |keep| {
-            self.inner.charge_all(items, now, holder, keep)
+        self.inner.holds.hold(hold, self.inner.request(charges), keys, now, |keep| {
+            self.inner.charge_all(charges, now, holder, keep)
         })
     }
 
-    /// Charges all items, or none, if all keys have state already and no lock has to be waited for. Passes on the outcome of each
+    /// Makes all charges, or none, if all keys have state already and no lock has to be waited for. Passes on the outcome of each
     /// limit, in order, and returns whether the charge was admitted. `None`, with nothing charged, if this is not possible.
     #[inline]
-    pub fn charge_known(&self, items: &[MemoryCharge<'_>], mut say: impl FnMut(Outcome)) -> Option<bool> {
-        self.inner.charge_seen(items, self.inner.clock.now(), &mut say)
+    pub fn charge_known(&self, charges: &[MemoryCharge<'_>], mut say: impl FnMut(Outcome)) -> Option<bool> {
+        self.inner.charge_seen(charges, self.inner.clock.now(), &mut say)
     }
 
     /// [`charge_known`](Self::charge_known) for two token buckets, with the answers still to be worked out. `None`, and nothing is
@@ -324,8 +328,8 @@ impl MemoryStore {
     }
 
     /// Answers as [`charge_all`](Self::charge_all) would, and changes nothing.
-    pub fn peek_all(&self, items: &[MemoryCharge<'_>]) -> Charged {
-        self.inner.peek_all(items, self.inner.clock.now())
+    pub fn peek_all(&self, charges: &[MemoryCharge<'_>]) -> Charged {
+        self.inner.peek_all(charges, self.inner.clock.now())
     }
 
     /// Corrects, releases or renews a held charge.
@@ -510,9 +514,9 @@ impl Inner {
         fit_one: Fit,
         fit_two: Fit,
     ) -> Option<(Fit, Fit)> {
-        let may_fit = |item: &MemoryCharge<'_>, fit: Fit| {
-            let table = item.limit.token_table.as_deref();
-            fit.is_allowed() || table.is_some_and(|table| self.may_fit_by_now(table, fit, item.cost))
+        let may_fit = |charge: &MemoryCharge<'_>, fit: Fit| {
+            let table = charge.limit.token_table.as_deref();
+            fit.is_allowed() || table.is_some_and(|table| self.may_fit_by_now(table, fit, charge.cost))
         };
         if !may_fit(one, fit_one) || !may_fit(two, fit_two) {
             return Some((fit_one, fit_two));
@@ -524,24 +528,24 @@ impl Inner {
 
 /// The memory store as a [`Store`], for callers that choose a store at start. It answers at once.
 impl Store for MemoryStore {
-    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
-        Box::pin(async move { self.with_opened(items, |items| self.charge_all(items, hold)) })
+    fn charge<'a>(&'a self, charges: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(async move { self.with_opened(charges, |charges| self.charge_all(charges, hold)) })
     }
 
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(async move { MemoryStore::settle(self, id, settlement) })
     }
 
-    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
-        Box::pin(async move { Ok(self.with_opened(items, |items| self.peek_all(items))) })
+    fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(async move { Ok(self.with_opened(charges, |charges| self.peek_all(charges))) })
     }
 
-    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
-        let refund = |item: &MemoryCharge<'_>| {
-            item.limit.refund(item.key, item.cost);
+    fn refund<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
+        let refund = |charge: &MemoryCharge<'_>| {
+            charge.limit.refund(charge.key, charge.cost);
         };
         Box::pin(async move {
-            self.with_opened(items, |items| items.iter().for_each(refund));
+            self.with_opened(charges, |charges| charges.iter().for_each(refund));
             Ok(())
         })
     }
@@ -568,12 +572,17 @@ impl Store for MemoryStore {
 }
 
 impl MemoryStore {
-    fn with_opened<R>(&self, items: &[StoredCharge<'_>], run: impl FnOnce(&[MemoryCharge<'_>]) -> R) -> R {
+    fn with_opened<R>(&self, charges: &[StoredCharge<'_>], run: impl FnOnce(&[MemoryCharge<'_>]) -> R) -> R {
         let limits: SmallVec<[MemoryLimit; 4]> =
-            items.iter().map(|item| self.open_as(item.limit, Opened::ByCall)).collect();
-        let items: SmallVec<[MemoryCharge<'_>; 4]> = (items.iter().zip(&limits))
-            .map(|(item, limit)| MemoryCharge { limit, key: item.key, cost: item.cost, shadow: item.shadow })
+            charges.iter().map(|charge| self.open_as(charge.limit, Opened::ByCall)).collect();
+        let charges: SmallVec<[MemoryCharge<'_>; 4]> = (charges.iter().zip(&limits))
+            .map(|(charge, limit)| MemoryCharge {
+                limit,
+                key: charge.key,
+                cost: charge.cost,
+                shadow: charge.shadow,
+            })
             .collect();
-        run(&items)
+        run(&charges)
     }
 }

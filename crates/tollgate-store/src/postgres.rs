@@ -88,8 +88,8 @@ const LOCKED_PARTS: usize = 8;
 ///
 /// let store = PostgresStore::connect(PostgresOptions::new("postgres://app@localhost/app")).await?;
 /// let api = StoredLimit::new("api", Limit::token_bucket("10/s", 20).unwrap());
-/// let item = StoredCharge { limit: &api, key: "user:42", cost: Cost::ONE, shadow: false };
-/// assert!(store.charge(&[item], None).await?.allowed);
+/// let charge = StoredCharge { limit: &api, key: "user:42", cost: Cost::ONE, shadow: false };
+/// assert!(store.charge(&[charge], None).await?.allowed);
 /// # Ok(())
 /// # }
 /// ```
@@ -200,37 +200,35 @@ impl PostgresStore {
         self.inner.pool.open_links()
     }
 
-    /// Charges each item separately. Equal charges go in one statement, up to a thousand. Charges that a statement cannot make go
+    /// Makes each charge separately. Equal charges go in one statement, up to a thousand. Charges that a statement cannot make go
     /// to the function, each key in its own call, because the function fails for all its keys or for none. All calls have one
     /// deadline.
-    async fn charge_all_alone(&self, items: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
+    async fn charge_all_alone(&self, charges: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
         let until = self.until();
-        let kind = |item: &StoredCharge<'_>| match plain(item.limit, item.cost) {
-            Some(plain) => Kind::Alike(plain, item.limit.clone(), item.cost),
-            None => Kind::OfKey(key_of(item.limit, item.key)),
+        let kind = |charge: &StoredCharge<'_>| match plain(charge.limit, charge.cost) {
+            Some(plain) => Kind::Alike(plain, charge.limit.clone(), charge.cost),
+            None => Kind::OfKey(key_of(charge.limit, charge.key)),
         };
-        let groups = each::groups(items, kind, |_| 0, true, MOST_KEYS);
-        let call = |places| self.charge_group(items, places, until);
-        each::charge(items.len(), groups, until.deadline.into(), call).await
+        let groups = each::groups(charges, kind, |_| 0, true, MOST_KEYS);
+        let call = |places| self.charge_group(charges, places, until);
+        each::charge(charges.len(), groups, until.deadline.into(), call).await
     }
 
     /// Charges of one kind, on different pairs: one call.
     async fn charge_group(
         &self,
-        items: &[StoredCharge<'_>],
+        charges: &[StoredCharge<'_>],
         places: Vec<usize>,
         until: Until<'_>,
     ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
-        let items: Vec<StoredCharge<'_>> = places.into_iter().map(|place| items[place]).collect();
-        let Some(first) = items.first() else { return Ok(Vec::new()) };
+        let charges: Vec<StoredCharge<'_>> = places.into_iter().map(|place| charges[place]).collect();
+        let Some(first) = charges.first() else { return Ok(Vec::new()) };
         if let Some(plain) = plain(first.limit, first.cost) {
-            let keys: Vec<&str> = items.iter().map(|item| item.key).collect();
+            let keys: Vec<&str> = charges.iter().map(|charge| charge.key).collect();
             return self.charge_alike(plain, first.limit, &keys, first.cost, &until).await;
         }
-        // For the function, a separate charge is a part in shadow mode: its denial denies no other.
-        let alone: Vec<StoredCharge<'_>> =
-            items.iter().map(|item| StoredCharge { shadow: true, ..*item }).collect();
-        let charged = self.charge_parts(&alone, &MergedCharges::of(&alone), None, &until).await?;
+        // The function makes all charges of a call or none. Such a group has one charge: its kind is its key.
+        let charged = self.charge_parts(&charges, &MergedCharges::of(&charges), None, &until).await?;
         Ok(charged.outcomes.into_iter().map(Ok).collect())
     }
 
@@ -263,15 +261,15 @@ impl PostgresStore {
         Ok(names.iter().map(outcome).collect())
     }
 
-    async fn charge_items(
+    async fn charge_all(
         &self,
-        items: &[StoredCharge<'_>],
+        charges: &[StoredCharge<'_>],
         hold: Option<Hold>,
     ) -> Result<Charged, StoreError> {
-        if items.is_empty() && hold.is_none() {
+        if charges.is_empty() && hold.is_none() {
             return Ok(Charged { allowed: true, outcomes: Outcomes::new() });
         }
-        let parts = MergedCharges::of(items);
+        let parts = MergedCharges::of(charges);
         match alone(&parts, hold) {
             Some((plain, part)) => {
                 let key = key_of(part.limit, part.key);
@@ -287,7 +285,7 @@ impl PostgresStore {
                 let answered = batching::charge(self, check, self.until().deadline.into()).await?;
                 parts.conclude(&[answered.outcome], answered.admitted || part.shadow)
             }
-            None => self.charge_parts(items, &parts, hold, &self.until()).await,
+            None => self.charge_parts(charges, &parts, hold, &self.until()).await,
         }
     }
 
@@ -406,7 +404,7 @@ impl PostgresStore {
     /// A charge by the function: several limits, a hold, a log or leases.
     async fn charge_parts(
         &self,
-        items: &[StoredCharge<'_>],
+        charges: &[StoredCharge<'_>],
         parts: &MergedCharges<'_>,
         hold: Option<Hold>,
         until: &Until<'_>,
@@ -423,7 +421,7 @@ impl PostgresStore {
         let held = |hold: Hold| HeldCharge {
             id: Uuid::from_u128(hold.id.get()),
             ttl_us: whole(hold.ttl.min(Hold::MAX_TTL).get()),
-            asked: remembered(items, parts),
+            asked: remembered(charges, parts),
         };
         let charge = FunctionCharge {
             keys,
@@ -431,7 +429,7 @@ impl PostgresStore {
             shadows: parts.parts.iter().map(|part| part.shadow).collect(),
             hold: hold.map(held),
         };
-        let answer = match items.len() == parts.parts.len() {
+        let answer = match charges.len() == parts.parts.len() {
             true => self.charge_by_function(&parts.parts, same, charge, until).await?,
             // Its remembered request has another length than those of other charges.
             false => {
@@ -441,7 +439,7 @@ impl PostgresStore {
         };
         let FunctionAnswer { passed, at, numbers, asked_before } = answer;
         match asked_before {
-            Some(before) => answer_again(&remembered(items, parts), &before, &numbers, at),
+            Some(before) => answer_again(&remembered(charges, parts), &before, &numbers, at),
             None => parts.conclude(&parts.outcomes(readings(parts, &numbers)?, at), passed),
         }
     }
@@ -523,8 +521,8 @@ impl PostgresStore {
         }
     }
 
-    async fn refund_items(&self, items: &[StoredCharge<'_>]) -> Result<(), StoreError> {
-        let parts = MergedCharges::to_refund(items);
+    async fn refund_all(&self, charges: &[StoredCharge<'_>]) -> Result<(), StoreError> {
+        let parts = MergedCharges::to_refund(charges);
         if parts.parts.is_empty() {
             return Ok(());
         }
@@ -640,28 +638,28 @@ impl fmt::Debug for PostgresStore {
 }
 
 impl Store for PostgresStore {
-    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
-        Box::pin(self.charge_items(items, hold))
+    fn charge<'a>(&'a self, charges: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(self.charge_all(charges, hold))
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
-        Box::pin(self.charge_all_alone(items))
+    fn charge_each<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
+        Box::pin(self.charge_all_alone(charges))
     }
 
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(self.settle_hold(id, settlement))
     }
 
-    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
-        Box::pin(async move { self.peek_parts(&MergedCharges::of(items)).await })
+    fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(async move { self.peek_parts(&MergedCharges::of(charges)).await })
     }
 
     fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
         Box::pin(self.status_of(limit, key))
     }
 
-    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
-        Box::pin(self.refund_items(items))
+    fn refund<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
+        Box::pin(self.refund_all(charges))
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {

@@ -122,15 +122,15 @@ impl RedisStore {
         self.route.call(slot, named, deadline, &build).await
     }
 
-    /// Charges items of one shape separately, in one script call.
+    /// Makes charges of one shape separately, in one script call.
     async fn charge_alike(
         &self,
-        items: &[StoredCharge<'_>],
+        charges: &[StoredCharge<'_>],
         places: Vec<usize>,
         deadline: Instant,
     ) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
         let part = |place: usize| {
-            let StoredCharge { limit, key, cost, .. } = items[place];
+            let StoredCharge { limit, key, cost, .. } = charges[place];
             // A separate charge reports the denial of a shadow limit like any other denial.
             StoredCharge { limit, key, cost, shadow: false }
         };
@@ -155,17 +155,18 @@ impl RedisStore {
         Ok(parts.iter().zip(answers).map(outcome).collect())
     }
 
-    /// Charges each item separately. Items of the same shape in the same slot go in one script call.
-    async fn charge_all_alone(&self, items: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
+    /// Makes each charge separately. Charges of the same shape in the same slot go in one script call.
+    async fn charge_all_alone(&self, charges: &[StoredCharge<'_>]) -> Vec<Result<Outcome, StoreError>> {
         let deadline = self.deadline();
-        let kind = |item: &StoredCharge<'_>| {
-            let StoredCharge { limit, key, cost, .. } = *item;
+        let kind = |charge: &StoredCharge<'_>| {
+            let StoredCharge { limit, key, cost, .. } = *charge;
             let part = StoredCharge { limit, key, cost, shadow: false };
             let slot = if self.route.is_cluster() { slot(&self.names.part(&part)) } else { 0 };
             (Shape::of(&[part], None), slot)
         };
-        let groups = each::groups(items, kind, |item| self.server_of(item), false, batch::MAX_BATCH);
-        each::charge(items.len(), groups, deadline, |places| self.charge_alike(items, places, deadline)).await
+        let groups = each::groups(charges, kind, |charge| self.server_of(charge), false, batch::MAX_BATCH);
+        each::charge(charges.len(), groups, deadline, |places| self.charge_alike(charges, places, deadline))
+            .await
     }
 
     /// Charges that are on one server: one script call.
@@ -201,22 +202,22 @@ impl RedisStore {
 
     async fn charge_all(
         &self,
-        items: &[StoredCharge<'_>],
+        charges: &[StoredCharge<'_>],
         hold: Option<Hold>,
     ) -> Result<Charged, StoreError> {
-        let parts = MergedCharges::of(items);
+        let parts = MergedCharges::of(charges);
         let deadline = self.deadline();
         if self.route.is_cluster() {
             let spread = async {
                 let _share = self.share(&parts.parts, deadline).await?;
-                self.charge_spread(items, &parts, hold, deadline).await
+                self.charge_spread(charges, &parts, hold, deadline).await
             };
             return Box::pin(spread).await;
         }
         let (shape, charge) = match hold {
             None => self.charge_of(&parts.parts, Operation::Charge, None),
             Some(hold) => {
-                let (key, request) = (self.names.hold(hold.id), codec::remembered_request(items, &parts));
+                let (key, request) = (self.names.hold(hold.id), codec::remembered_request(charges, &parts));
                 self.charge_of(&parts.parts, Operation::Hold, Some((&key, hold, &request)))
             }
         };
@@ -227,8 +228,8 @@ impl RedisStore {
         }
     }
 
-    async fn peek_all(&self, items: &[StoredCharge<'_>]) -> Result<Charged, StoreError> {
-        let parts = MergedCharges::of(items);
+    async fn peek_all(&self, charges: &[StoredCharge<'_>]) -> Result<Charged, StoreError> {
+        let parts = MergedCharges::of(charges);
         let deadline = self.deadline();
         let _share = self.share(&parts.parts, deadline).await?;
         if self.route.is_cluster() {
@@ -272,8 +273,8 @@ impl RedisStore {
         self.settle_batched(id, settlement, deadline).await
     }
 
-    async fn refund_all(&self, items: &[StoredCharge<'_>]) -> Result<(), StoreError> {
-        let parts = MergedCharges::to_refund(items);
+    async fn refund_all(&self, charges: &[StoredCharge<'_>]) -> Result<(), StoreError> {
+        let parts = MergedCharges::to_refund(charges);
         let deadline = self.deadline();
         let _share = self.share(&parts.parts, deadline).await?;
         match parts.parts.is_empty() {
@@ -334,8 +335,8 @@ impl Held {
     fn answer(&self, sent: &MergedCharges<'_>) -> Result<Charged, StoreError> {
         let wrong = || codec::no_answer("a hold");
         let remembered = codec::RememberedCharge::read(&self.request).ok_or_else(wrong)?;
-        let items = remembered.items();
-        let parts = MergedCharges::of(&items);
+        let charges = remembered.charges();
+        let parts = MergedCharges::of(&charges);
         if !sent.is_same_request(&parts) {
             return Err(StoreError::id_taken());
         }
@@ -370,28 +371,28 @@ fn no_such_limit(name: &str, names: &[String]) -> StoreError {
 }
 
 impl Store for RedisStore {
-    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
-        Box::pin(self.charge_all(items, hold))
+    fn charge<'a>(&'a self, charges: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(self.charge_all(charges, hold))
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
-        Box::pin(self.charge_all_alone(items))
+    fn charge_each<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
+        Box::pin(self.charge_all_alone(charges))
     }
 
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(self.settle_one(id, settlement))
     }
 
-    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
-        Box::pin(self.peek_all(items))
+    fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(self.peek_all(charges))
     }
 
     fn status<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, Outcome> {
         Box::pin(self.status_of(limit, key))
     }
 
-    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
-        Box::pin(self.refund_all(items))
+    fn refund<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
+        Box::pin(self.refund_all(charges))
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
@@ -414,11 +415,11 @@ impl Store for RedisStore {
         "redis"
     }
 
-    fn node_of(&self, item: &StoredCharge<'_>) -> NodeId {
+    fn node_of(&self, charge: &StoredCharge<'_>) -> NodeId {
         if !self.route.is_cluster() {
             return NodeId::ONLY;
         }
-        let StoredCharge { limit, key, cost, shadow } = *item;
+        let StoredCharge { limit, key, cost, shadow } = *charge;
         self.route.node_of(slot(&self.names.part(&StoredCharge { limit, key, cost, shadow })))
     }
 

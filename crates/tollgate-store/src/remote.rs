@@ -21,8 +21,8 @@ use crate::{Charged, Failure, Outcomes, StoreError, StoredCharge};
 /// A charge in the form that a store receives.
 pub(crate) struct MergedCharges<'a> {
     pub(crate) parts: SmallVec<[StoredCharge<'a>; 4]>,
-    /// Which part each item belongs to.
-    of_item: SmallVec<[usize; 4]>,
+    /// Which part each charge belongs to.
+    of_charge: SmallVec<[usize; 4]>,
 }
 
 impl PairOf for StoredCharge<'_> {
@@ -37,28 +37,28 @@ impl PairOf for StoredCharge<'_> {
 
 impl<'a> MergedCharges<'a> {
     /// One charge for each pair of limit and key.
-    pub(crate) fn of(items: &[StoredCharge<'a>]) -> MergedCharges<'a> {
-        let (mut parts, mut of_item) = (SmallVec::new(), SmallVec::new());
+    pub(crate) fn of(charges: &[StoredCharge<'a>]) -> MergedCharges<'a> {
+        let (mut parts, mut of_charge) = (SmallVec::new(), SmallVec::new());
         let copy = |&StoredCharge { limit, key, cost, shadow }: &StoredCharge<'a>| StoredCharge {
             limit,
             key,
             cost,
             shadow,
         };
-        pairs::merge(items.iter().map(copy), &mut parts, |part| of_item.push(part));
-        MergedCharges { parts, of_item }
+        pairs::merge(charges.iter().map(copy), &mut parts, |part| of_charge.push(part));
+        MergedCharges { parts, of_charge }
     }
 
-    /// One merged charge for each item that can be refunded, in order. Leases are released by their holders and not refunded. No
+    /// One merged charge for each charge that can be refunded, in order. Leases are released by their holders and not refunded. No
     /// limit holds more than the largest count, so a larger amount means the same.
-    pub(crate) fn to_refund(items: &[StoredCharge<'a>]) -> MergedCharges<'a> {
-        let is_count = |item: &&StoredCharge<'_>| !matches!(item.limit.limit, Limit::Concurrency(_));
+    pub(crate) fn to_refund(charges: &[StoredCharge<'a>]) -> MergedCharges<'a> {
+        let is_count = |charge: &&StoredCharge<'_>| !matches!(charge.limit.limit, Limit::Concurrency(_));
         let part = |&StoredCharge { limit, key, cost, shadow }: &StoredCharge<'a>| {
             let cost = Cost::new(cost.get().min(MAX_COUNT)).unwrap_or(cost);
             StoredCharge { limit, key, cost, shadow }
         };
-        let parts: SmallVec<[StoredCharge<'a>; 4]> = items.iter().filter(is_count).map(part).collect();
-        MergedCharges { of_item: (0..parts.len()).collect(), parts }
+        let parts: SmallVec<[StoredCharge<'a>; 4]> = charges.iter().filter(is_count).map(part).collect();
+        MergedCharges { of_charge: (0..parts.len()).collect(), parts }
     }
 
     /// The outcome of each merged charge, from the twins' readings.
@@ -68,11 +68,11 @@ impl<'a> MergedCharges<'a> {
         self.parts.iter().zip(readings).map(answer).collect()
     }
 
-    /// The actual cost of each merged charge, from one amount for each item.
+    /// The actual cost of each merged charge, from one amount for each charge.
     #[cfg(feature = "redis")]
     pub(crate) fn totals(&self, actuals: &[u64]) -> Vec<u64> {
         let mut totals = vec![0_u64; self.parts.len()];
-        for (part, actual) in self.of_item.iter().zip(actuals) {
+        for (part, actual) in self.of_charge.iter().zip(actuals) {
             totals[*part] = totals[*part].saturating_add(*actual);
         }
         totals
@@ -85,17 +85,17 @@ impl<'a> MergedCharges<'a> {
         let is_same = |(one, other): (&StoredCharge<'_>, &StoredCharge<'_>)| {
             one.limit.name == other.limit.name && one.cost == other.cost
         };
-        self.of_item == held.of_item && self.parts.iter().zip(&held.parts).all(is_same)
+        self.of_charge == held.of_charge && self.parts.iter().zip(&held.parts).all(is_same)
     }
 
-    /// The answer for the items of the charge, from one outcome for each merged charge. `passed` is the store's decision.
+    /// The answer for the charges of the call, from one outcome for each merged charge. `passed` is the store's decision.
     pub(crate) fn conclude(&self, outcomes: &[Outcome], passed: bool) -> Result<Charged, StoreError> {
         let passes = |(part, outcome): (&StoredCharge<'_>, &Outcome)| outcome.allowed || part.shadow;
         let allowed = self.parts.iter().zip(outcomes).all(passes);
         if outcomes.len() != self.parts.len() || allowed != passed {
             return Err(self.disagreement(passed));
         }
-        Ok(Charged { allowed, outcomes: self.of_item.iter().map(|&part| outcomes[part]).collect() })
+        Ok(Charged { allowed, outcomes: self.of_charge.iter().map(|&part| outcomes[part]).collect() })
     }
 
     /// A twin is wrong, or the answer belongs to another call.
@@ -144,16 +144,17 @@ mod tests {
     #[test]
     fn what_is_asked_twice_is_added_up_and_answered_twice() {
         let (api, other) = (limit("api"), limit("other"));
-        let item =
+        let charge =
             |limit, key, units, shadow| StoredCharge { limit, key, cost: Cost::new(units).unwrap(), shadow };
-        let items = [item(&api, "a", 1, true), item(&other, "a", 2, false), item(&api, "a", 3, false)];
-        let parts = MergedCharges::of(&items);
+        let charges =
+            [charge(&api, "a", 1, true), charge(&other, "a", 2, false), charge(&api, "a", 3, false)];
+        let parts = MergedCharges::of(&charges);
         let costs: Vec<_> = parts.parts.iter().map(|part| (part.cost.get(), part.shadow)).collect();
         assert_eq!(costs, [(4, false), (2, false)]);
         let outcomes = [Outcome { remaining: 1, ..Outcome::UNLIMITED }, Outcome::UNLIMITED];
         let charged = parts.conclude(&outcomes, true).unwrap();
         assert_eq!(charged.outcomes.to_vec(), [outcomes[0], outcomes[1], outcomes[0]]);
-        let most = item(&api, "a", u64::MAX, false);
+        let most = charge(&api, "a", u64::MAX, false);
         assert_eq!(MergedCharges::of(&[most, most]).parts[0].cost, Cost::MAX);
     }
 
@@ -161,10 +162,10 @@ mod tests {
     fn what_is_refunded_twice_is_refunded_twice_and_leases_are_not() {
         let (api, leases) = (limit("api"), Limit::concurrency(5, Micros::from_secs(60)).unwrap());
         let leases = StoredLimit::new("leases", leases);
-        let item =
+        let charge =
             |limit, units| StoredCharge { limit, key: "a", cost: Cost::new(units).unwrap(), shadow: false };
-        let items = [item(&api, 2), item(&leases, 1), item(&api, u64::MAX)];
-        let parts = MergedCharges::to_refund(&items);
+        let charges = [charge(&api, 2), charge(&leases, 1), charge(&api, u64::MAX)];
+        let parts = MergedCharges::to_refund(&charges);
         let costs: Vec<_> = parts.parts.iter().map(|part| (&*part.limit.name, part.cost.get())).collect();
         assert_eq!(costs, [("api", 2), ("api", MAX_COUNT)]);
     }
@@ -172,15 +173,15 @@ mod tests {
     #[test]
     fn a_store_that_disagrees_with_the_kernel_is_not_believed() {
         let api = limit("api");
-        let items = [StoredCharge { limit: &api, key: "a", cost: Cost::ONE, shadow: false }];
-        let error = MergedCharges::of(&items).conclude(&[Outcome::BLOCKED], true).unwrap_err();
+        let charges = [StoredCharge { limit: &api, key: "a", cost: Cost::ONE, shadow: false }];
+        let error = MergedCharges::of(&charges).conclude(&[Outcome::BLOCKED], true).unwrap_err();
         assert_eq!(error.failure(), Some(Failure::Reply));
         assert!(
             error
                 .to_string()
                 .contains("the store admitted a charge of 1 limits and the kernel does not agree")
         );
-        assert!(MergedCharges::of(&items).conclude(&[], true).is_err(), "an answer is missing");
+        assert!(MergedCharges::of(&charges).conclude(&[], true).is_err(), "an answer is missing");
     }
 
     #[test]

@@ -195,14 +195,14 @@ impl SimulatedStore {
         }
     }
 
-    fn server_of(&self, item: &StoredCharge<'_>) -> usize {
-        self.network.server_of(item.key)
+    fn server_of(&self, charge: &StoredCharge<'_>) -> usize {
+        self.network.server_of(charge.key)
     }
 
     /// The server of a call over several keys. Charges over several servers are beyond this store: they need the steps of a cluster.
-    fn only_server(&self, items: &[StoredCharge<'_>]) -> Result<usize, StoreError> {
-        let server = items.first().map_or(0, |item| self.server_of(item));
-        match items.iter().all(|item| self.server_of(item) == server) {
+    fn only_server(&self, charges: &[StoredCharge<'_>]) -> Result<usize, StoreError> {
+        let server = charges.first().map_or(0, |charge| self.server_of(charge));
+        match charges.iter().all(|charge| self.server_of(charge) == server) {
             true => Ok(server),
             false => {
                 Err(StoreError::invalid("a simulated charge is of keys on one server; charge them apart"))
@@ -214,20 +214,20 @@ impl SimulatedStore {
         self.network.server_of(&id.to_string())
     }
 
-    fn hash(&self, item: &StoredCharge<'_>) -> u64 {
-        self.shares.hash((&item.limit.name, item.key))
+    fn hash(&self, charge: &StoredCharge<'_>) -> u64 {
+        self.shares.hash((&charge.limit.name, charge.key))
     }
 
     fn limit_claim(&self, server: usize, name: &str) -> Claim {
         Claim::Limit(self.shares.hash((server, name)))
     }
 
-    async fn share(&self, items: &[StoredCharge<'_>], deadline: Instant) -> Result<Share, StoreError> {
+    async fn share(&self, charges: &[StoredCharge<'_>], deadline: Instant) -> Result<Share, StoreError> {
         let mut claims = Claims::new();
-        for item in items {
-            let server = self.server_of(item);
-            claims.push(Claim::Key(self.hash(item)));
-            claims.push(self.limit_claim(server, &item.limit.name));
+        for charge in charges {
+            let server = self.server_of(charge);
+            claims.push(Claim::Key(self.hash(charge)));
+            claims.push(self.limit_claim(server, &charge.limit.name));
             claims.push(Claim::Server(server as u64));
         }
         self.shares.claim(claims, latest_start(Instant::now(), deadline)).await
@@ -235,16 +235,16 @@ impl SimulatedStore {
 
     async fn charge_all(
         &self,
-        items: &[StoredCharge<'_>],
+        charges: &[StoredCharge<'_>],
         hold: Option<Hold>,
     ) -> Result<Charged, StoreError> {
         let deadline = self.deadline();
-        if let ([item], None, 1) = (items, hold, self.network.servers()) {
-            let lane = self.limit_claim(0, &item.limit.name);
+        if let ([charge], None, 1) = (charges, hold, self.network.servers()) {
+            let lane = self.limit_claim(0, &charge.limit.name);
             let check = Check {
-                alike: (item.limit.clone(), item.cost, item.shadow),
-                key: item.key.to_owned(),
-                of_key: Claim::BatchedKey(self.hash(item)),
+                alike: (charge.limit.clone(), charge.cost, charge.shadow),
+                key: charge.key.to_owned(),
+                of_key: Claim::BatchedKey(self.hash(charge)),
                 lane,
                 of_batch: smallvec![lane, Claim::Server(0)],
             };
@@ -253,26 +253,26 @@ impl SimulatedStore {
         let server = match hold {
             // A reservation is found by its id alone, so it is all on one server.
             Some(hold) if self.network.servers() > 1 => {
-                let server = self.only_server(items)?;
+                let server = self.only_server(charges)?;
                 if server != self.server_of_hold(hold.id) {
                     return Err(StoreError::invalid("a simulated reservation needs a store of one server"));
                 }
                 server
             }
-            _ => self.only_server(items)?,
+            _ => self.only_server(charges)?,
         };
-        let _share = self.share(items, deadline).await?;
-        let operation = Operation::Charge { charges: owned(items), hold };
+        let _share = self.share(charges, deadline).await?;
+        let operation = Operation::Charge { charges: owned(charges), hold };
         match self.call(server, operation, deadline, &|| {}).await? {
             Answer::Charged(charged) => Ok(charged),
             _ => Err(no_answer()),
         }
     }
 
-    async fn peek_all(&self, items: &[StoredCharge<'_>]) -> Result<Charged, StoreError> {
-        let (deadline, server) = (self.deadline(), self.only_server(items)?);
-        let _share = self.share(items, deadline).await?;
-        match self.call(server, Operation::Peek(owned(items)), deadline, &|| {}).await? {
+    async fn peek_all(&self, charges: &[StoredCharge<'_>]) -> Result<Charged, StoreError> {
+        let (deadline, server) = (self.deadline(), self.only_server(charges)?);
+        let _share = self.share(charges, deadline).await?;
+        match self.call(server, Operation::Peek(owned(charges)), deadline, &|| {}).await? {
             Answer::Charged(charged) => Ok(charged),
             _ => Err(no_answer()),
         }
@@ -293,17 +293,17 @@ impl SimulatedStore {
         }
     }
 
-    async fn refund_all(&self, items: &[StoredCharge<'_>]) -> Result<(), StoreError> {
-        let (deadline, server) = (self.deadline(), self.only_server(items)?);
-        let _share = self.share(items, deadline).await?;
-        self.call(server, Operation::Refund(owned(items)), deadline, &|| {}).await.map(drop)
+    async fn refund_all(&self, charges: &[StoredCharge<'_>]) -> Result<(), StoreError> {
+        let (deadline, server) = (self.deadline(), self.only_server(charges)?);
+        let _share = self.share(charges, deadline).await?;
+        self.call(server, Operation::Refund(owned(charges)), deadline, &|| {}).await.map(drop)
     }
 
     async fn forget_one(&self, limit: &StoredLimit, key: &str) -> Result<bool, StoreError> {
-        let item = StoredCharge { limit, key, cost: Cost::ONE, shadow: false };
-        let (deadline, server) = (self.deadline(), self.server_of(&item));
-        let _share = self.share(&[item], deadline).await?;
-        match self.call(server, Operation::Forget(OwnedCharge::of(&item)), deadline, &|| {}).await? {
+        let charge = StoredCharge { limit, key, cost: Cost::ONE, shadow: false };
+        let (deadline, server) = (self.deadline(), self.server_of(&charge));
+        let _share = self.share(&[charge], deadline).await?;
+        match self.call(server, Operation::Forget(OwnedCharge::of(&charge)), deadline, &|| {}).await? {
             Answer::Forgotten(forgotten) => Ok(forgotten),
             _ => Err(no_answer()),
         }
@@ -329,8 +329,8 @@ impl Broken {
     }
 }
 
-fn owned(items: &[StoredCharge<'_>]) -> Vec<OwnedCharge> {
-    items.iter().map(OwnedCharge::of).collect()
+fn owned(charges: &[StoredCharge<'_>]) -> Vec<OwnedCharge> {
+    charges.iter().map(OwnedCharge::of).collect()
 }
 
 fn no_answer() -> StoreError {
@@ -380,20 +380,20 @@ impl Carrier for SimulatedStore {
 }
 
 impl Store for SimulatedStore {
-    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
-        Box::pin(self.charge_all(items, hold))
+    fn charge<'a>(&'a self, charges: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+        Box::pin(self.charge_all(charges, hold))
     }
 
     fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
         Box::pin(self.settle_one(id, settlement))
     }
 
-    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
-        Box::pin(self.peek_all(items))
+    fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(self.peek_all(charges))
     }
 
-    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
-        Box::pin(self.refund_all(items))
+    fn refund<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
+        Box::pin(self.refund_all(charges))
     }
 
     fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
@@ -404,8 +404,8 @@ impl Store for SimulatedStore {
         "simulated"
     }
 
-    fn node_of(&self, item: &StoredCharge<'_>) -> NodeId {
-        NodeId::new(self.server_of(item))
+    fn node_of(&self, charge: &StoredCharge<'_>) -> NodeId {
+        NodeId::new(self.server_of(charge))
     }
 
     fn node_of_hold(&self, id: ChargeId) -> NodeId {

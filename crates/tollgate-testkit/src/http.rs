@@ -66,6 +66,13 @@ impl Connection {
         self.stream.get_mut().write_all(bytes)
     }
 
+    /// Whether some of an answer has come, or the end of the connection. Does not wait.
+    pub fn has_answer(&self) -> bool {
+        let stream = self.stream.get_ref();
+        let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+        stream.set_nonblocking(false).is_ok_and(|()| !self.stream.buffer().is_empty() || peeked.is_ok())
+    }
+
     /// Reads one answer. An answer to HEAD has no body, whatever its length says.
     pub fn receive(&mut self, is_to_head: bool) -> io::Result<Answer> {
         let start = self.line()?;

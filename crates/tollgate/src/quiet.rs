@@ -7,7 +7,7 @@ use tollgate_store::Clock;
 /// Counts events that need not be logged each time.
 #[derive(Default)]
 pub(crate) struct Quiet {
-    unsaid: AtomicU64,
+    suppressed: AtomicU64,
     /// The time of the last log line, in µs.
     last: AtomicU64,
 }
@@ -16,11 +16,11 @@ impl Quiet {
     /// Counts one event. Returns the number of events since the last line, if a line may be logged now.
     #[cold]
     pub(crate) fn count(&self) -> Option<u64> {
-        self.unsaid.fetch_add(1, Ordering::Relaxed);
+        self.suppressed.fetch_add(1, Ordering::Relaxed);
         let now = Clock::system().now().get();
         let last = self.last.load(Ordering::Relaxed);
         let is_due = now.saturating_sub(last) >= 1_000_000;
         let is_mine = || self.last.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        (is_due && is_mine()).then(|| self.unsaid.swap(0, Ordering::Relaxed))
+        (is_due && is_mine()).then(|| self.suppressed.swap(0, Ordering::Relaxed))
     }
 }

@@ -250,11 +250,11 @@ impl Remote {
         identity: Option<Identity>,
         sent: Option<Sent>,
     ) -> Result<Answered, Error> {
-        let items: SmallVec<[StoredCharge<'_>; 4]> =
+        let stored: SmallVec<[StoredCharge<'_>; 4]> =
             charges.iter().filter_map(Resolved::stored_charge).collect();
         let hold = identity.filter(|identity| identity.is_held).map(|identity| identity.hold);
         let sent_at = self.shared.clock.now();
-        match self.charge_store(charges, &items, identity).await {
+        match self.charge_store(charges, &stored, identity).await {
             Ok(charged) => {
                 self.learn(charges, sent, sent_at, &charged);
                 let took = |index: usize| charged.outcomes.get(index).is_none_or(|outcome| outcome.allowed);
@@ -297,14 +297,14 @@ impl Remote {
     async fn charge_store(
         &self,
         charges: &[Resolved<'_, '_>],
-        items: &[StoredCharge<'_>],
+        stored: &[StoredCharge<'_>],
         identity: Option<Identity>,
     ) -> Result<Charged, Missed> {
         let hold = identity.map(|identity| identity.hold);
         let own = identity.filter(|identity| !identity.is_callers).map(|identity| identity.hold);
         let in_flight = InFlight::new(self, charges, own);
-        let nodes = self.nodes_of(items, hold);
-        let answer = self.call("charge", nodes, |store| store.charge(items, hold)).await;
+        let nodes = self.nodes_of(stored, hold);
+        let answer = self.call("charge", nodes, |store| store.charge(stored, hold)).await;
         if answer.is_ok() {
             // Still in flight: the caller has not seen the answer.
             self.answered().await;
@@ -327,22 +327,22 @@ impl Remote {
     /// The state of a key: what is left, and whether one more unit would fit. If the store fails, this is an error; there is no
     /// fallback.
     pub(crate) async fn status(&self, charge: &Resolved<'_, '_>) -> Result<Option<Outcome>, Error> {
-        let Some(item) = charge.stored_charge() else { return Ok(None) };
-        let nodes = self.nodes_of(&[item], None);
-        let outcome = self.call("peek", nodes, |store| store.status(item.limit, item.key)).await;
+        let Some(stored) = charge.stored_charge() else { return Ok(None) };
+        let nodes = self.nodes_of(&[stored], None);
+        let outcome = self.call("peek", nodes, |store| store.status(stored.limit, stored.key)).await;
         let outcome = outcome.map_err(Missed::into_error)?;
         self.answered().await;
         Ok(Some(outcome))
     }
 
     async fn look(&self, charges: &[Resolved<'_, '_>]) -> Result<Answered, Missed> {
-        let items: SmallVec<[StoredCharge<'_>; 4]> =
+        let stored: SmallVec<[StoredCharge<'_>; 4]> =
             charges.iter().filter_map(Resolved::stored_charge).collect();
-        if items.is_empty() {
+        if stored.is_empty() {
             return Ok(Answered::default());
         }
-        let nodes = self.nodes_of(&items, None);
-        let charged = self.call("peek", nodes, |store| store.peek(&items)).await?;
+        let nodes = self.nodes_of(&stored, None);
+        let charged = self.call("peek", nodes, |store| store.peek(&stored)).await?;
         self.answered().await;
         Ok(Answered::by_store(&charged.outcomes))
     }

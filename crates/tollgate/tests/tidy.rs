@@ -9,8 +9,8 @@ use std::path::Path;
 mod tree;
 
 use tree::{
-    Tree, banned, banned_everywhere, code, defined, defined_by, identifiers, imports, phrases_of, ring,
-    signatures_with, words,
+    Tree, banned, banned_everywhere, code, defined, defined_by, identifiers, imports, names_file,
+    names_of_numbers, phrases_of, ring, signatures_with, words,
 };
 
 /// How many names the root may export.
@@ -121,6 +121,23 @@ fn no_public_signature_of_the_library_has_micros() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
+/// The numbers of the kernel's outcome are in `Micros`. Two public items hand it out, beside `tollgate::store`.
+#[test]
+fn the_numbers_of_the_kernel_are_public_in_two_places() {
+    let mut found = BTreeSet::new();
+    for file in tree().files("crates/tollgate/src") {
+        let text = code(&fs::read_to_string(&file).expect("text"));
+        for name in names_of_numbers(&text) {
+            let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+            found.extend(
+                signatures_with(&text, name).into_iter().map(|one| format!("{stem}: {}", one.trim())),
+            );
+        }
+    }
+    let expected = ["headers: outcome: Outcome,", "outcome: fn numbers(&self) -> &kernel::Outcome"];
+    assert_eq!(found, expected.map(str::to_owned).into(), "ARCHITECTURE.md has this list too");
+}
+
 /// The clock is in the store crate and exported by the library's root. It has `Micros` for instants, and no other item may.
 #[test]
 fn the_clock_has_micros_only_where_an_instant_is_read_or_taken() {
@@ -153,6 +170,28 @@ fn a_unit_in_a_public_signature_is_found() {
     ] {
         assert_eq!(signatures_with(code, "Micros").len(), count, "{code}");
     }
+    for (code, names) in [
+        ("use tollgate_kernel::{Limit, Outcome};", &["Outcome"][..]),
+        ("use tollgate_kernel::Outcome as Numbers;", &["Numbers"]),
+        ("use crate::outcome::Outcome;\nfn a(b: &kernel::Outcome) {}", &["kernel::Outcome"]),
+        ("use crate::outcome::Outcome;", &[]),
+    ] {
+        assert_eq!(names_of_numbers(code), names, "{code}");
+    }
+    assert_eq!(signatures_with("pub fn a() -> &kernel::Outcome {", "kernel::Outcome").len(), 1);
+}
+
+/// The map has each file of the three crates that decide, by its own name or, where it describes one as a whole, by its folder's.
+#[test]
+fn the_map_has_every_module() {
+    let tree = tree();
+    let map = fs::read_to_string(tree.root().join("ARCHITECTURE.md")).expect("the map");
+    for source in ["crates/tollgate-kernel/src", "crates/tollgate-store/src", "crates/tollgate/src"] {
+        let unmapped = tree.unmapped(source, &map);
+        assert!(unmapped.is_empty(), "ARCHITECTURE.md does not name these: {unmapped:#?}");
+        assert!(!tree.unmapped(source, "").is_empty(), "{source}: the check can fail");
+    }
+    assert!(names_file("`a/bucket.lua`", "bucket.lua") && !names_file("`any_bucket.lua`", "bucket.lua"));
 }
 
 #[test]
@@ -216,9 +255,26 @@ fn a_private_word_in_a_script_is_found() {
     let found: Vec<&str> = names.into_iter().filter(|name| banned_everywhere(name).is_some()).collect();
     assert_eq!(found, ["said", "toll", "payer", "door", "told", "kin"]);
     let files = tree::scripts::files(tree().root());
-    for name in ["overview.js", "Caddyfile", "nginx.conf", "tollgate.lua", "alerts.yml"] {
+    for name in [
+        "overview.js",
+        "Caddyfile",
+        "nginx.conf",
+        "tollgate.lua",
+        "alerts.yml",
+        "token_bucket.lua",
+        "hold.lua",
+        "settle.sql",
+        "apalis.sql",
+    ] {
         assert!(files.iter().any(|file| file.ends_with(name)), "{name}");
     }
+    assert!(!files.iter().any(|file| file.ends_with("migrations/1.sql")));
+    let names = tree::scripts::identifiers(
+        "-- told\nselect s.*, said.a -- told\nfrom patience as s where x = 'told';\n\
+                                            local door = hold.question -- told\nlocal n = #payer",
+    );
+    let found: Vec<&str> = names.into_iter().filter(|name| banned_everywhere(name).is_some()).collect();
+    assert_eq!(found, ["said", "patience", "door", "question", "payer"]);
 }
 
 #[test]

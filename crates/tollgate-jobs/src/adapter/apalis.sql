@@ -1,11 +1,11 @@
 -- Makes the ack of a delayed job its reschedule: one UPDATE, so that no worker sees it in between.
 create or replace function {prefix}job_defer_on_ack() returns trigger language plpgsql as $$
 declare
-  said jsonb := new.last_result -> 'Ok';
+  answer jsonb := new.last_result -> 'Ok';
 begin
   new.run_at := coalesce(
-    timestamptz 'epoch' + (said ->> 'until_us')::bigint * interval '1 microsecond',
-    clock_timestamp() + (said ->> 'wait_us')::bigint * interval '1 microsecond',
+    timestamptz 'epoch' + (answer ->> 'until_us')::bigint * interval '1 microsecond',
+    clock_timestamp() + (answer ->> 'wait_us')::bigint * interval '1 microsecond',
     clock_timestamp() + interval '1 second');
   new.attempts := old.attempts;
   new.lock_by := null;

@@ -348,7 +348,7 @@ mod tests {
                 r#""CONNECT example.com:443 HTTP/1.1" - 7"#,
                 ["10.0.0.1", "-", "CONNECT", "example.com:443", "7", "-", "-"],
             ),
-            // Who has no password to lose calls himself what he likes.
+            // The user name is unverified: without a password a client may send any.
             (
                 "10.0.0.1 - John [x] Smith\\x22] \\x22GET",
                 r#""GET / HTTP/1.1" 401 99999999999999999999999"#,

@@ -1,7 +1,8 @@
 //! gRPC: the rate limit service that Envoy calls, with health and reflection.
 //!
 //! `descriptors.rs` finds the limits that the descriptors of a call meet, `key.rs` by which key, `reply.rs` writes the answer, and
-//! `connection.rs` speaks HTTP/2, with `budget.rs` on how much of it is held and `seats.rs` on how many are waited for. All descriptors of a call are one charge: all of them, or none.
+//! `connection.rs` speaks HTTP/2; `budget.rs` bounds buffered bytes, `seats.rs` the number of incomplete calls. All descriptors of a
+//! call are one charge: all of them, or none.
 //!
 //! Envoy lets a request pass when it gets no answer that it knows, unless it is configured otherwise. So there is always an answer
 //! that says what is meant: OK, OVER_LIMIT, or an error of gRPC, and never the code UNKNOWN.

@@ -68,18 +68,22 @@ impl WaitingStore {
 }
 
 impl Store for WaitingStore {
-    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], _hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(
+        &'a self,
+        charges: &'a [StoredCharge<'a>],
+        _hold: Option<Hold>,
+    ) -> StoreFuture<'a, Charged> {
         Box::pin(async move {
-            self.wait(items.len()).await;
+            self.wait(charges.len()).await;
             let outcome = Outcome { allowed: true, ..Outcome::BLOCKED };
-            Ok(Charged { allowed: true, outcomes: items.iter().map(|_| outcome).collect() })
+            Ok(Charged { allowed: true, outcomes: charges.iter().map(|_| outcome).collect() })
         })
     }
 
-    fn charge_each<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
+    fn charge_each<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> EachFuture<'a> {
         Box::pin(async move {
-            self.wait(items.len()).await;
-            items.iter().map(|_| Ok(Outcome { allowed: true, ..Outcome::BLOCKED })).collect()
+            self.wait(charges.len()).await;
+            charges.iter().map(|_| Ok(Outcome { allowed: true, ..Outcome::BLOCKED })).collect()
         })
     }
 
@@ -87,8 +91,8 @@ impl Store for WaitingStore {
         Box::pin(async { Ok(Settled::Unknown) })
     }
 
-    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
-        self.charge(items, None)
+    fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
+        self.charge(charges, None)
     }
 
     fn forget<'a>(&'a self, _limit: &'a StoredLimit, _key: &'a str) -> StoreFuture<'a, bool> {

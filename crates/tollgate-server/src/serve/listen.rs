@@ -88,7 +88,7 @@ struct Inside {
     by_peer: HashMap<IpAddr, usize>,
 }
 
-/// Leave to be connected, given back when dropped.
+/// A connection permit, released on drop.
 pub(crate) struct Entry {
     connections: Arc<ConnectionLimit>,
     peer: IpAddr,

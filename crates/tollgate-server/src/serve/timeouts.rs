@@ -289,8 +289,7 @@ mod tests {
         peer.read_exact(&mut [0; 6]).await.expect("an answer");
     }
 
-    /// After how many seconds a peer is given up that drips a byte a second, from when it begins; its head is whole after so many
-    /// bytes, if ever.
+    /// Seconds until a peer that sends one byte a second is closed; its head is complete after `head` bytes.
     async fn given_up_after(
         mut peer: DuplexStream,
         mut stream: TimedStream<DuplexStream>,

@@ -6,6 +6,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread::{self, JoinHandle};
 
 use crate::chain::{Chain, Seen, Sighted, key};
+use crate::homes::Homes;
 use crate::node::{Fingerprint, Node};
 use crate::sync::Loss::{self, ExchangeAcquire, FenceAcquire, FenceRelease, LoadAcquire, StoreRelease};
 
@@ -23,7 +24,7 @@ pub struct Model {
 }
 
 /// All models.
-pub const ALL: [Model; 13] = [
+pub const ALL: [Model; 16] = [
     Model {
         promise: "a reader never believes another key's state",
         run: readers_and_a_replacement,
@@ -52,6 +53,11 @@ pub const ALL: [Model; 13] = [
     Model {
         promise: "a charge over two limits that locks one before it looks at the other takes from both or from neither",
         run: two_limits_one_last,
+        rests_on: &[&[LoadAcquire], &[StoreRelease]],
+    },
+    Model {
+        promise: "a charge over three limits takes from all or from none",
+        run: three_limits,
         rests_on: &[&[LoadAcquire], &[StoreRelease]],
     },
     Model {
@@ -87,6 +93,16 @@ pub const ALL: [Model; 13] = [
     Model {
         promise: "a node is not used before it was made",
         run: a_longer_chain,
+        rests_on: &[&[LoadAcquire], &[StoreRelease]],
+    },
+    Model {
+        promise: "a size that was read leads to a home that was made",
+        run: a_home_in_a_small_chunk,
+        rests_on: &[&[LoadAcquire], &[StoreRelease]],
+    },
+    Model {
+        promise: "a size that was read leads to a directory and a home that were made",
+        run: a_home_in_a_large_chunk,
         rests_on: &[&[LoadAcquire], &[StoreRelease]],
     },
 ];
@@ -293,6 +309,49 @@ fn two_limits_one_last() {
     two_limits_by(|chains, order, fits| charge_last(chains, order, fits));
 }
 
+/// Three limits: the first two are looked at and locked in this order before the last is looked at, as `charge_several` does it. A lock
+/// that is not free is not waited for: all are given up, and the charge is tried again.
+fn charge_three(
+    chains: &[Chain<1>; 3],
+    order: [usize; 3],
+    fits: impl Fn(usize, [u64; 1]) -> Option<[u64; 1]>,
+) -> Option<bool> {
+    let see = |index: usize| chains[index].see(key(1, 0), |words| fits(index, words));
+    let seen = [see(order[0])?, see(order[1])?];
+    if seen.iter().any(|seen| seen.after.is_none()) {
+        let last = see(order[2])?;
+        let is_unchanged = last.sight.is_unchanged() && seen.iter().all(|seen| seen.sight.is_unchanged());
+        return is_unchanged.then_some(false);
+    }
+    let _locks = (seen[0].sight.lock()?, seen[1].sight.lock()?);
+    let last = see(order[2])?;
+    if last.after.is_none() {
+        return last.sight.is_unchanged().then_some(false);
+    }
+    let _lock = last.sight.lock()?;
+    seen.iter().chain([&last]).for_each(Sighted::commit);
+    Some(true)
+}
+
+/// Two threads charge all three in opposite orders, while one of them is charged alone as well. Who was disturbed has charged nothing.
+fn three_limits() {
+    explore(Some(2), || {
+        let limits = [2, 3, 3];
+        let chains = Arc::new([Chain::<1>::new(), Chain::<1>::new(), Chain::<1>::new()]);
+        chains.iter().for_each(|chain| chain.insert(key(1, 0), [0]));
+        let threads = [[0, 1, 2], [1, 2, 0]].map(|order| {
+            run(&chains, move |chains: &[Chain<1>; 3]| {
+                let fits = |index: usize, [used]: [u64; 1]| (used < limits[index]).then_some([used + 1]);
+                u64::from(charge_three(chains, order, fits) == Some(true))
+            })
+        });
+        let alone = charge_one(&chains[0], limits[0]);
+        let of_all: u64 = threads.into_iter().map(join).sum();
+        let counted = chains.each_ref().map(|chain| chain.look(key(1, 0)));
+        assert_eq!(counted, [alone + of_all, of_all, of_all].map(|word| Seen::State([word])), "counted");
+    });
+}
+
 /// A state of (used, limit).
 fn has_room([used, limit]: [u64; 2]) -> Option<[u64; 2]> {
     (used < limit).then_some([used + 1, limit])
@@ -392,4 +451,28 @@ fn a_longer_chain() {
         chain.insert(key(2, 0), [20]);
         join(reader);
     });
+}
+
+/// There are `count` homes in whole chunks of `chunk`, and one more is made while two readers look for the hash that moves to it.
+fn a_new_home(count: usize, chunk: usize) {
+    explore(Some(3), move || {
+        let homes = Arc::new(Homes::<u8>::new());
+        (0..count).step_by(chunk).for_each(|index| homes.ensure(index));
+        homes.set_count(count);
+        let hash = u32::try_from(count).expect("a small number");
+        let find = move |homes: &Homes<u8>| assert_eq!(*homes.of(hash), 0);
+        let readers = [run(&homes, find), run(&homes, find)];
+        homes.ensure(count);
+        homes.set_count(count + 1);
+        readers.into_iter().for_each(join);
+        assert_eq!(homes.index_of(hash), count);
+    });
+}
+
+fn a_home_in_a_small_chunk() {
+    a_new_home(8, 8);
+}
+
+fn a_home_in_a_large_chunk() {
+    a_new_home(512, 8);
 }

@@ -1,4 +1,4 @@
-//! The primitives that a node is made of, as the model checker has them. Stands in for the store's own `sync`.
+//! The primitives that nodes and homes are made of, as the model checker has them. Stands in for the store's own `sync`.
 //!
 //! An ordering can be lost on purpose. A model that cannot be broken checks nothing, so each model names the orderings that
 //! its promise rests on, and the tests see it broken without them.
@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use loom::sync::atomic as checked;
 
-/// The orderings that `node` asks for.
+/// The orderings that `node` and `homes` ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ordering {
     Relaxed,
@@ -99,6 +99,37 @@ impl AtomicU32 {
         let (success, failure) =
             (ordering(success, Loss::ExchangeAcquire), ordering(failure, Loss::ExchangeAcquire));
         self.0.compare_exchange(current, new, success, failure)
+    }
+}
+
+/// A value that is made once. It may be seen as missing for as long as nothing that was read says that it was made: std's own cell is read
+/// in the same way, with an `Acquire` of its own, which is never lost.
+pub(crate) struct OnceLock<T> {
+    is_made: checked::AtomicBool,
+    value: std::sync::OnceLock<T>,
+}
+
+impl<T> OnceLock<T> {
+    pub(crate) fn new() -> Self {
+        OnceLock { is_made: checked::AtomicBool::new(false), value: std::sync::OnceLock::new() }
+    }
+
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.is_made.load(checked::Ordering::Acquire).then(|| self.value.get())?
+    }
+
+    /// For one thread alone.
+    pub(crate) fn set(&self, value: T) -> Result<(), T> {
+        self.value.set(value)?;
+        self.is_made.store(true, checked::Ordering::Release);
+        Ok(())
+    }
+
+    /// For one thread alone.
+    pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+        let value = self.value.get_or_init(make);
+        self.is_made.store(true, checked::Ordering::Release);
+        value
     }
 }
 

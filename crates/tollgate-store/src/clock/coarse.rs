@@ -177,13 +177,13 @@ mod tests {
                         }
                     }
                     Step::ChargeBoth(units) => {
-                        let items = limits.each_ref().map(|limit| MemoryCharge {
+                        let both_charges = limits.each_ref().map(|limit| MemoryCharge {
                             limit, key: "k", cost: cost(units), shadow: false,
                         });
-                        let both = || match store.charge_two_known(&items[0], &items[1]) {
+                        let both = || match store.charge_two_known(&both_charges[0], &both_charges[1]) {
                             Some(charged) => charged.map(|charged| charged.outcome()),
                             None => {
-                                let charged = store.charge_all(&items, None).unwrap();
+                                let charged = store.charge_all(&both_charges, None).unwrap();
                                 [charged.outcomes[0], charged.outcomes[1]]
                             }
                         };

@@ -32,29 +32,30 @@ impl Beside {
     }
 
     /// All of them, or none.
-    pub(super) async fn charge_all(&mut self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Charged {
-        let expected = self.model.charge(items, hold, self.clock.now());
-        let got = self.subject.store.charge(items, hold).await;
+    pub(super) async fn charge_all(&mut self, charges: &[StoredCharge<'_>], hold: Option<Hold>) -> Charged {
+        let expected = self.model.charge(charges, hold, self.clock.now());
+        let got = self.subject.store.charge(charges, hold).await;
         let named: Vec<String> =
-            items.iter().map(|item| format!("{} of {}", item.cost.get(), item.limit.limit)).collect();
+            charges.iter().map(|charge| format!("{} of {}", charge.cost.get(), charge.limit.limit)).collect();
         self.equal(&named.join(", "), &expected, got.as_ref().ok());
         expected
     }
 
-    pub(super) async fn charge_each(&mut self, items: &[StoredCharge<'_>]) {
+    pub(super) async fn charge_each(&mut self, charges: &[StoredCharge<'_>]) {
         let now = self.clock.now();
-        let alone = |item: &StoredCharge<'_>| {
-            self.model.charge(&[StoredCharge { shadow: false, ..*item }], None, now).outcomes[0]
+        let alone = |charge: &StoredCharge<'_>| {
+            self.model.charge(&[StoredCharge { shadow: false, ..*charge }], None, now).outcomes[0]
         };
-        let expected: Vec<Outcome> = items.iter().map(alone).collect();
-        let got: Result<Vec<Outcome>, _> = self.subject.store.charge_each(items).await.into_iter().collect();
-        self.equal(&format!("{items:?}"), &expected, got.as_ref().ok());
+        let expected: Vec<Outcome> = charges.iter().map(alone).collect();
+        let got: Result<Vec<Outcome>, _> =
+            self.subject.store.charge_each(charges).await.into_iter().collect();
+        self.equal(&format!("{charges:?}"), &expected, got.as_ref().ok());
     }
 
     pub(super) async fn status(&mut self, limit: &StoredLimit, key: &str) {
         let mut look = |cost| {
-            let items = [StoredCharge { limit, key, cost, shadow: false }];
-            self.model.peek(&items, self.clock.now()).outcomes[0]
+            let charges = [StoredCharge { limit, key, cost, shadow: false }];
+            self.model.peek(&charges, self.clock.now()).outcomes[0]
         };
         let (current, one) = (look(crate::Cost::MAX), look(crate::Cost::ONE));
         let expected = Outcome { allowed: one.allowed, retry_after: one.retry_after, ..current };
@@ -81,9 +82,9 @@ impl Beside {
 
     /// What is left of a key, at this instant and one by one.
     pub(super) async fn remaining(&mut self, limit: &StoredLimit, key: &str) -> u64 {
-        let items = [StoredCharge { limit, key, cost: crate::Cost::MAX, shadow: false }];
-        let expected = self.model.peek(&items, self.clock.now());
-        let got = self.subject.store.peek(&items).await;
+        let charges = [StoredCharge { limit, key, cost: crate::Cost::MAX, shadow: false }];
+        let expected = self.model.peek(&charges, self.clock.now());
+        let got = self.subject.store.peek(&charges).await;
         self.equal(&format!("a look at {}", limit.limit), &expected, got.as_ref().ok());
         expected.outcomes[0].remaining
     }

@@ -21,12 +21,12 @@ async fn check(what: &str, make: &impl AsyncFn(ManualClock) -> Subject, steps: &
     let store = make(clock.clone()).await.store;
     for (index, &(at_ms, limit, units, allowed, remaining)) in steps.iter().enumerate() {
         clock.advance(start.saturating_add(Micros::from_millis(at_ms)).saturating_sub(clock.now()));
-        let item = |units| [StoredCharge { limit, key: "user:42", cost: cost(units), shadow: false }];
+        let charge = |units| [StoredCharge { limit, key: "user:42", cost: cost(units), shadow: false }];
         // What is left is the same to one who looks first.
-        let seen = store.peek(&item(units.max(1))).await.expect("peek");
+        let seen = store.peek(&charge(units.max(1))).await.expect("peek");
         let got = match units {
             0 => seen.clone(),
-            units => store.charge(&item(units), None).await.expect("charge"),
+            units => store.charge(&charge(units), None).await.expect("charge"),
         };
         assert_eq!(seen, got, "{what}, step {index}: a look and a charge");
         let left = if units == 0 { remaining_of(&*store, limit).await } else { got.outcomes[0].remaining };
@@ -192,19 +192,19 @@ async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     ] {
         for is_touched in [false, true] {
             let store = make(super::clock()).await.store;
-            let item =
+            let charge =
                 |limit, units| [StoredCharge { limit, key: "user:42", cost: cost(units), shadow: false }];
             let what = format!("{} to {}, touched {is_touched}", old.limit, new.limit);
             let id = ChargeId::random();
             let hold = Some(Hold { id, ttl: FOR_LONG });
-            assert!(store.charge(&item(&old, units), hold).await.expect("charge").allowed, "{what}");
+            assert!(store.charge(&charge(&old, units), hold).await.expect("charge").allowed, "{what}");
             if is_touched {
                 assert_eq!(remaining_of(&*store, &new).await, between, "{what}");
             }
             assert_eq!(store.settle(id, &settlement).await.expect("settle"), Settled::Done, "{what}");
             assert_eq!(remaining_of(&*store, &new).await, after, "{what}");
             assert_eq!(store.settle(id, &settlement).await.expect("settle"), Settled::Already, "{what}");
-            store.charge(&item(&new, 1), None).await.expect("charge");
+            store.charge(&charge(&new, 1), None).await.expect("charge");
             store.forget(&new, "user:42").await.expect("forget");
             for limit in [&new, &old] {
                 assert_eq!(remaining_of(&*store, limit).await, limit.limit.capacity(), "{what}: forgotten");

@@ -35,7 +35,7 @@ async fn charges(pair: &mut Beside, random: &mut Random, limits: &[&StoredLimit]
     let other = format!("{key}-other");
     let mut held: Vec<ChargeId> = Vec::new();
     for _ in 0..8 {
-        let items: Vec<StoredCharge<'_>> = limits
+        let charges: Vec<StoredCharge<'_>> = limits
             .iter()
             .map(|limit| StoredCharge {
                 limit,
@@ -46,7 +46,7 @@ async fn charges(pair: &mut Beside, random: &mut Random, limits: &[&StoredLimit]
             })
             .collect();
         let hold = random.one_in(3).then(|| Hold { id: ChargeId::random(), ttl: FOR_LONG });
-        let charged = pair.charge_all(&items, hold).await;
+        let charged = pair.charge_all(&charges, hold).await;
         held.extend(hold.filter(|_| charged.allowed).map(|hold| hold.id));
         if random.one_in(3)
             && let Some(id) = held.pop()

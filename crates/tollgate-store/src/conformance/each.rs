@@ -26,7 +26,7 @@ pub(super) async fn each(make: &impl AsyncFn(ManualClock) -> Subject) {
     pair.charge_each(&[]).await;
     for turn in 0..80 {
         let count = if turn % 10 == 9 { 64 } else { random.below(7) };
-        let items: Vec<StoredCharge<'_>> = (0..count)
+        let charges: Vec<StoredCharge<'_>> = (0..count)
             .map(|_| {
                 // Mostly alike, so that stores that send those together do so; a cost of 20 never fits.
                 let units = if random.one_in(4) { *random.pick(&[2, 3, 20]) } else { 1 };
@@ -40,7 +40,7 @@ pub(super) async fn each(make: &impl AsyncFn(ManualClock) -> Subject) {
                 }
             })
             .collect();
-        pair.charge_each(&items).await;
+        pair.charge_each(&charges).await;
         pair.status(random.pick(&limits), random.pick::<&str>(&keys)).await;
         pair.clock.advance(Micros::new(random.below(300_000)));
     }

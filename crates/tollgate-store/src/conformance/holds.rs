@@ -11,16 +11,16 @@ pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     let subject = make(clock.clone()).await;
     let store = &subject.store;
     let tokens = limit("tokens", Limit::fixed_window(100, Micros::from_secs(60)));
-    let items = |units| [StoredCharge { limit: &tokens, key: "model", cost: cost(units), shadow: false }];
-    let remaining = async || store.peek(&items(1_000)).await.expect("peek").outcomes[0].remaining;
+    let charges = |units| [StoredCharge { limit: &tokens, key: "model", cost: cost(units), shadow: false }];
+    let remaining = async || store.peek(&charges(1_000)).await.expect("peek").outcomes[0].remaining;
     let settle = async |id, settlement| store.settle(id, &settlement).await.expect("settle");
     let minute = |id| Some(Hold { id, ttl: Micros::from_secs(60) });
 
     // Sent twice, charged once, with the same answer.
     let id = ChargeId::random();
-    let first = store.charge(&items(40), minute(id)).await.expect("charge");
+    let first = store.charge(&charges(40), minute(id)).await.expect("charge");
     assert!(first.allowed, "{first:?}");
-    let again = store.charge(&items(40), minute(id)).await.expect("charge");
+    let again = store.charge(&charges(40), minute(id)).await.expect("charge");
     assert_eq!(first, again, "the same name is the same charge");
     assert_eq!(remaining().await, 60);
 
@@ -34,13 +34,13 @@ pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
 
     // A refused charge holds nothing.
     let refused = ChargeId::random();
-    assert!(!store.charge(&items(91), minute(refused)).await.expect("charge").allowed);
+    assert!(!store.charge(&charges(91), minute(refused)).await.expect("charge").allowed);
     assert_eq!(settle(refused, Settlement::Cancel).await, Settled::Unknown);
 
     // A forgotten reservation stays charged as reserved, and settling it late changes nothing.
     let forgotten = ChargeId::random();
     let short = Some(Hold { id: forgotten, ttl: Micros::from_secs(5) });
-    assert!(store.charge(&items(50), short).await.expect("charge").allowed);
+    assert!(store.charge(&charges(50), short).await.expect("charge").allowed);
     clock.advance(Micros::from_secs(5));
     assert_eq!(settle(forgotten, Settlement::Cancel).await, Settled::Unknown);
     assert_eq!(remaining().await, 40);
@@ -48,14 +48,14 @@ pub(super) async fn holds(make: &impl AsyncFn(ManualClock) -> Subject) {
     // Renewed in time, it can be settled for as long again.
     let renewed = ChargeId::random();
     let short = Some(Hold { id: renewed, ttl: Micros::from_secs(5) });
-    assert!(store.charge(&items(40), short).await.expect("charge").allowed);
+    assert!(store.charge(&charges(40), short).await.expect("charge").allowed);
     clock.advance(Micros::from_secs(4));
     assert_eq!(settle(renewed, Settlement::Renew).await, Settled::Done);
     clock.advance(Micros::from_secs(4));
     // More than was reserved is taken even below zero, and later charges wait for it.
     assert_eq!(settle(renewed, Settlement::Actual(70)).await, Settled::Done);
     assert_eq!(remaining().await, 0);
-    assert!(!store.charge(&items(1), None).await.expect("charge").allowed);
+    assert!(!store.charge(&charges(1), None).await.expect("charge").allowed);
 
     an_id_is_of_one_charge(&subject).await;
     one_actual_for_several_limits(&subject).await;
@@ -71,11 +71,11 @@ async fn an_id_is_of_one_charge(subject: &Subject) {
     let orders = limit("orders", Limit::fixed_window(100, minute));
     let bytes =
         limit("bytes", Limit::token_bucket(Rate::new(1, Micros::from_secs(3_600)).expect("a rate"), 100));
-    let item = |limit, key, units| StoredCharge { limit, key, cost: cost(units), shadow: false };
+    let charge = |limit, key, units| StoredCharge { limit, key, cost: cost(units), shadow: false };
     let id = ChargeId::random();
     let hold = Some(Hold { id, ttl: FOR_LONG });
-    let items = [item(&orders, "one", 1), item(&bytes, "two", 2), item(&orders, "one", 3)];
-    let first = store.charge(&items, hold).await.expect("charge");
+    let charges = [charge(&orders, "one", 1), charge(&bytes, "two", 2), charge(&orders, "one", 3)];
+    let first = store.charge(&charges, hold).await.expect("charge");
     assert!(first.allowed);
     for is_settled in [false, true] {
         if is_settled {
@@ -84,25 +84,26 @@ async fn an_id_is_of_one_charge(subject: &Subject) {
                 Settled::Done
             );
         }
-        assert_eq!(store.charge(&items, hold).await.expect("the same charge"), first);
-        let [one, two, three] = items;
+        assert_eq!(store.charge(&charges, hold).await.expect("the same charge"), first);
+        let [one, two, three] = charges;
         for others in [
             &[one][..],
             &[one, two],
-            &[one, two, item(&orders, "one", 4)],
-            &[item(&orders, "one", 99), two, three],
-            &[item(&orders, "other", 1), two, three],
-            &[one, item(&bytes, "other", 2), three],
-            &[one, item(&orders, "two", 2), three],
-            &[one, two, three, item(&orders, "more", 1)],
-            &[one, two, item(&orders, "other", 3)],
-            &[item(&orders, "one", 4), two],
+            &[one, two, charge(&orders, "one", 4)],
+            &[charge(&orders, "one", 99), two, three],
+            &[charge(&orders, "other", 1), two, three],
+            &[one, charge(&bytes, "other", 2), three],
+            &[one, charge(&orders, "two", 2), three],
+            &[one, two, three, charge(&orders, "more", 1)],
+            &[one, two, charge(&orders, "other", 3)],
+            &[charge(&orders, "one", 4), two],
         ] {
             let error = store.charge(others, hold).await.expect_err("another charge");
             assert!(error.is_invalid(), "{error}");
         }
-        let left =
-            async |limit, key| store.peek(&[item(limit, key, 1)]).await.expect("peek").outcomes[0].remaining;
+        let left = async |limit, key| {
+            store.peek(&[charge(limit, key, 1)]).await.expect("peek").outcomes[0].remaining
+        };
         assert_eq!(
             (left(&orders, "one").await, left(&bytes, "two").await),
             (95, 97),
@@ -124,19 +125,19 @@ async fn each_by_position(subject: &Subject) {
         ("by_counter", Limit::sliding_window_counter(100, minute)),
     ] {
         let (tokens, small) = (limit(strategy, numbers), limit("small", Limit::fixed_window(5, minute)));
-        let item = |limit, key, units, shadow| StoredCharge { limit, key, cost: cost(units), shadow };
-        let items = [
-            item(&tokens, "one", 20, false),
-            item(&small, "none", 10, true),
-            item(&tokens, "two", 20, false),
-            item(&tokens, "one", 10, false),
+        let charge = |limit, key, units, shadow| StoredCharge { limit, key, cost: cost(units), shadow };
+        let charges = [
+            charge(&tokens, "one", 20, false),
+            charge(&small, "none", 10, true),
+            charge(&tokens, "two", 20, false),
+            charge(&tokens, "one", 10, false),
         ];
         let remaining = async |key| {
-            let peeked = store.peek(&[item(&tokens, key, 1_000, false)]).await.expect("peek");
+            let peeked = store.peek(&[charge(&tokens, key, 1_000, false)]).await.expect("peek");
             peeked.outcomes[0].remaining
         };
         let id = ChargeId::random();
-        assert!(store.charge(&items, Some(Hold { id, ttl: FOR_LONG })).await.expect("charge").allowed);
+        assert!(store.charge(&charges, Some(Hold { id, ttl: FOR_LONG })).await.expect("charge").allowed);
         assert_eq!((remaining("one").await, remaining("two").await), (70, 80), "{strategy}");
         for amounts in [0, 3, 5] {
             let error =
@@ -146,7 +147,7 @@ async fn each_by_position(subject: &Subject) {
         let settled = store.settle(id, &Settlement::Each(vec![5, 99, 50, 2])).await.expect("settle");
         assert_eq!(settled, Settled::Done);
         assert_eq!((remaining("one").await, remaining("two").await), (93, 50), "{strategy}");
-        let peeked = store.peek(&[item(&small, "none", 99, false)]).await.expect("peek");
+        let peeked = store.peek(&[charge(&small, "none", 99, false)]).await.expect("peek");
         assert_eq!(peeked.outcomes[0].remaining, 5, "it took nothing");
         let again = store.settle(id, &Settlement::Each(vec![1, 1, 1, 1])).await.expect("settle");
         assert_eq!(again, Settled::Already);
@@ -162,12 +163,12 @@ async fn leases_end_and_charges_stay(subject: &Subject) {
     let minute = Micros::from_secs(60);
     let (rate, leases) =
         (limit("rate", Limit::fixed_window(9, minute)), limit("leases", Limit::concurrency(2, minute)));
-    let item = |limit, units| StoredCharge { limit, key: "k", cost: cost(units), shadow: false };
+    let charge = |limit, units| StoredCharge { limit, key: "k", cost: cost(units), shadow: false };
     let id = ChargeId::random();
-    let items = [item(&rate, 3), item(&leases, 2)];
-    assert!(store.charge(&items, Some(Hold { id, ttl: FOR_LONG })).await.expect("charge").allowed);
+    let charges = [charge(&rate, 3), charge(&leases, 2)];
+    assert!(store.charge(&charges, Some(Hold { id, ttl: FOR_LONG })).await.expect("charge").allowed);
     let left = async || {
-        let peeked = store.peek(&[item(&rate, 99), item(&leases, 99)]).await.expect("peek");
+        let peeked = store.peek(&[charge(&rate, 99), charge(&leases, 99)]).await.expect("peek");
         (peeked.outcomes[0].remaining, peeked.outcomes[1].remaining)
     };
     assert_eq!(left().await, (6, 0));
@@ -181,11 +182,11 @@ async fn one_actual_for_several_limits(subject: &Subject) {
     let store = &subject.store;
     let requests = limit("requests", Limit::fixed_window(10, Micros::from_secs(60)));
     let tokens = limit("words", Limit::fixed_window(1_000, Micros::from_secs(60)));
-    let item = |limit, units| StoredCharge { limit, key: "model", cost: cost(units), shadow: false };
-    let items = [item(&requests, 1), item(&tokens, 400)];
+    let charge = |limit, units| StoredCharge { limit, key: "model", cost: cost(units), shadow: false };
+    let charges = [charge(&requests, 1), charge(&tokens, 400)];
     let id = ChargeId::random();
     let hold = Some(Hold { id, ttl: FOR_LONG });
-    assert!(store.charge(&items, hold).await.expect("charge").allowed);
+    assert!(store.charge(&charges, hold).await.expect("charge").allowed);
     let error = store.settle(id, &Settlement::Actual(300)).await.expect_err("two different reservations");
     assert!(error.is_invalid(), "{error}");
     let error =
@@ -193,7 +194,7 @@ async fn one_actual_for_several_limits(subject: &Subject) {
     assert!(error.is_invalid(), "{error}");
     let named = Settlement::Named(vec![("words".into(), 300)]);
     assert_eq!(store.settle(id, &named).await.expect("settle"), Settled::Done);
-    let after = store.peek(&[item(&requests, 99), item(&tokens, 9_999)]).await.expect("peek");
+    let after = store.peek(&[charge(&requests, 99), charge(&tokens, 9_999)]).await.expect("peek");
     assert_eq!([after.outcomes[0].remaining, after.outcomes[1].remaining], [9, 700]);
 }
 
@@ -214,10 +215,10 @@ pub(super) async fn idle_keys_vanish(make: &impl AsyncFn(ManualClock) -> Subject
     ];
     for limit in &limits {
         for key in 0..20 {
-            let item =
+            let charge =
                 StoredCharge { limit, key: &format!("key:{key}"), cost: cost(1 + key % 10), shadow: false };
             let hold = (key % 3 == 0).then(|| Hold { id: ChargeId::random(), ttl: window });
-            assert!(subject.store.charge(&[item], hold).await.expect("charge").allowed);
+            assert!(subject.store.charge(&[charge], hold).await.expect("charge").allowed);
         }
     }
     assert_eq!((subject.remembered)().await, limits.len() * 20, "all that was just charged");

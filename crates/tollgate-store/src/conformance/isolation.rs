@@ -81,16 +81,16 @@ fn provoked<T>(call: &str, answer: Result<T, StoreError>) {
 /// Thousands of entries of a log and of leases on one key, each of its own instant, and costs that have to look past all of them.
 async fn pile_up(store: &dyn Store, clock: &ManualClock, limits: &[StoredLimit]) {
     for _ in 0..PILE {
-        let items: Vec<StoredCharge<'_>> = (limits.iter())
+        let charges: Vec<StoredCharge<'_>> = (limits.iter())
             .map(|limit| StoredCharge { limit, key: ATTACKERS[0], cost: cost(1), shadow: false })
             .collect();
-        provoked("charge", store.charge(&items, None).await);
+        provoked("charge", store.charge(&charges, None).await);
         clock.advance(Micros::new(1));
     }
     for limit in limits {
         for units in [limit.limit.capacity(), limit.limit.capacity() - PILE / 2, u64::MAX] {
-            let item = StoredCharge { limit, key: ATTACKERS[0], cost: cost(units), shadow: false };
-            provoked("charge", store.charge(&[item], None).await);
+            let charge = StoredCharge { limit, key: ATTACKERS[0], cost: cost(units), shadow: false };
+            provoked("charge", store.charge(&[charge], None).await);
         }
     }
 }
@@ -100,13 +100,13 @@ async fn attack(store: &dyn Store, random: &mut Random, limits: &[StoredLimit], 
     let limit = if random.one_in(2) { random.pick(limits) } else { random.pick(foreign) };
     let key = *random.pick(&ATTACKERS);
     let units = *random.pick(&[1, 2, limit.limit.capacity(), limit.limit.capacity() + 1, 1 << 53, u64::MAX]);
-    let item = StoredCharge { limit, key, cost: cost(units), shadow: random.one_in(8) };
+    let charge = StoredCharge { limit, key, cost: cost(units), shadow: random.one_in(8) };
     let huge = Settlement::Actual(*random.pick(&[0, 1 << 53, u64::MAX]));
     match random.below(6) {
-        0 | 1 => provoked("charge", store.charge(&[item, item], None).await),
+        0 | 1 => provoked("charge", store.charge(&[charge, charge], None).await),
         2 => {
             let hold = Hold { id: ChargeId::random(), ttl: *random.pick(&[Micros::ZERO, FOR_LONG]) };
-            provoked("reserve", store.charge(&[StoredCharge { cost: cost(1), ..item }], Some(hold)).await);
+            provoked("reserve", store.charge(&[StoredCharge { cost: cost(1), ..charge }], Some(hold)).await);
             provoked("settle", store.settle(hold.id, &huge).await);
             provoked("settle again", store.settle(hold.id, &huge).await);
         }
@@ -125,7 +125,7 @@ async fn attack(store: &dyn Store, random: &mut Random, limits: &[StoredLimit], 
                 provoked("settle what is unknown", store.settle(ChargeId::random(), &settlement).await);
             }
         }
-        4 => provoked("refund", store.refund(&[item]).await),
-        _ => provoked("peek", store.peek(&[item]).await),
+        4 => provoked("refund", store.refund(&[charge]).await),
+        _ => provoked("peek", store.peek(&[charge]).await),
     }
 }

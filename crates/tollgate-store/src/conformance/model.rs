@@ -25,8 +25,8 @@ type ActualOf = Box<dyn Fn(&Name, u64) -> u64>;
 struct Held {
     /// What was charged: where, under which limit, how much, and when; of a lease, when it ends.
     parts: Vec<(Name, Limit, Taken)>,
-    /// The pairs of all items, in their order.
-    items: Vec<Name>,
+    /// The pairs of all charges, in their order.
+    charges: Vec<Name>,
     /// Each pair once, with its cost.
     request: Vec<(Name, Cost)>,
     answer: Charged,
@@ -48,67 +48,75 @@ impl Model {
     }
 
     /// What each pair of limit and key is asked for, repeated pairs added up, in order of first mention.
-    fn parts(items: &[StoredCharge<'_>]) -> Vec<(Name, Limit, Cost, bool)> {
+    fn parts(charges: &[StoredCharge<'_>]) -> Vec<(Name, Limit, Cost, bool)> {
         let mut parts: Vec<(Name, Limit, Cost, bool)> = Vec::new();
-        for item in items {
-            let name = (item.limit.name.clone(), item.key.to_owned());
+        for charge in charges {
+            let name = (charge.limit.name.clone(), charge.key.to_owned());
             match parts.iter_mut().find(|(other, ..)| *other == name) {
                 Some((_, _, cost, _)) => {
-                    let sum = cost.get().saturating_add(item.cost.get());
-                    *cost = Cost::new(sum).unwrap_or(item.cost);
+                    let sum = cost.get().saturating_add(charge.cost.get());
+                    *cost = Cost::new(sum).unwrap_or(charge.cost);
                 }
-                None => parts.push((name, item.limit.limit, item.cost, item.shadow)),
+                None => parts.push((name, charge.limit.limit, charge.cost, charge.shadow)),
             }
         }
         parts
     }
 
-    fn answer(items: &[StoredCharge<'_>], answers: &HashMap<Name, Outcome>) -> Charged {
-        let outcome = |item: &StoredCharge<'_>| answers[&(item.limit.name.clone(), item.key.to_owned())];
-        let outcomes: Outcomes = items.iter().map(outcome).collect();
-        let allowed = items.iter().all(|item| item.shadow || outcome(item).allowed);
+    fn answer(charges: &[StoredCharge<'_>], answers: &HashMap<Name, Outcome>) -> Charged {
+        let outcome =
+            |charge: &StoredCharge<'_>| answers[&(charge.limit.name.clone(), charge.key.to_owned())];
+        let outcomes: Outcomes = charges.iter().map(outcome).collect();
+        let allowed = charges.iter().all(|charge| charge.shadow || outcome(charge).allowed);
         Charged { allowed, outcomes }
     }
 
-    pub(super) fn peek(&mut self, items: &[StoredCharge<'_>], now: Micros) -> Charged {
-        let parts = Self::parts(items);
+    pub(super) fn peek(&mut self, charges: &[StoredCharge<'_>], now: Micros) -> Charged {
+        let parts = Self::parts(charges);
         let answers = parts.into_iter().map(|(name, limit, cost, _)| {
             let outcome = limit.peek(self.state(&name, limit), cost, now);
             (name, outcome)
         });
-        Self::answer(items, &answers.collect())
+        Self::answer(charges, &answers.collect())
     }
 
     /// Whether a charge by this id must be refused, because the id belongs to another one.
-    pub(super) fn is_id_taken(&self, items: &[StoredCharge<'_>], hold: Option<Hold>, now: Micros) -> bool {
+    pub(super) fn is_id_taken(&self, charges: &[StoredCharge<'_>], hold: Option<Hold>, now: Micros) -> bool {
         let held = hold.and_then(|hold| self.holds.get(&hold.id)).filter(|held| now < held.end);
-        held.is_some_and(|held| held.items != Self::names(items) || held.request != Self::request(items))
+        held.is_some_and(|held| {
+            held.charges != Self::names(charges) || held.request != Self::request(charges)
+        })
     }
 
-    /// The pair of each item.
-    fn names(items: &[StoredCharge<'_>]) -> Vec<Name> {
-        items.iter().map(|item| (item.limit.name.clone(), item.key.to_owned())).collect()
+    /// The pair of each charge.
+    fn names(charges: &[StoredCharge<'_>]) -> Vec<Name> {
+        charges.iter().map(|charge| (charge.limit.name.clone(), charge.key.to_owned())).collect()
     }
 
     /// Each pair once, with its cost.
-    fn request(items: &[StoredCharge<'_>]) -> Vec<(Name, Cost)> {
-        Self::parts(items).into_iter().map(|(name, _, cost, _)| (name, cost)).collect()
+    fn request(charges: &[StoredCharge<'_>]) -> Vec<(Name, Cost)> {
+        Self::parts(charges).into_iter().map(|(name, _, cost, _)| (name, cost)).collect()
     }
 
-    pub(super) fn charge(&mut self, items: &[StoredCharge<'_>], hold: Option<Hold>, now: Micros) -> Charged {
+    pub(super) fn charge(
+        &mut self,
+        charges: &[StoredCharge<'_>],
+        hold: Option<Hold>,
+        now: Micros,
+    ) -> Charged {
         if let Some(held) = hold.and_then(|hold| self.holds.get(&hold.id)).filter(|held| now < held.end) {
             return held.answer.clone();
         }
-        let answer = self.peek(items, now);
+        let answer = self.peek(charges, now);
         if !answer.allowed {
-            for (name, limit, ..) in Self::parts(items) {
+            for (name, limit, ..) in Self::parts(charges) {
                 limit.adopt(self.state(&name, limit), now);
             }
             return answer;
         }
         let holder = hold.map_or(0, |hold| hold.id.get());
         let mut charged = Vec::new();
-        for (name, limit, cost, _) in Self::parts(items) {
+        for (name, limit, cost, _) in Self::parts(charges) {
             let state = self.state(&name, limit);
             let outcome = match (limit, &mut *state) {
                 (Limit::Concurrency(limit), State::Leases(leases)) => {
@@ -132,9 +140,16 @@ impl Model {
             });
             let ttl = leases.max().unwrap_or_default().max(hold.ttl);
             let end = now.saturating_add(ttl);
-            let (items, request) = (Self::names(items), Self::request(items));
-            let held =
-                Held { parts: charged, items, request, answer: answer.clone(), ttl, end, is_settled: false };
+            let (charges, request) = (Self::names(charges), Self::request(charges));
+            let held = Held {
+                parts: charged,
+                charges,
+                request,
+                answer: answer.clone(),
+                ttl,
+                end,
+                is_settled: false,
+            };
             self.holds.insert(hold.id, held);
         }
         answer
@@ -164,11 +179,11 @@ impl Model {
             }
             Settlement::Release => Box::new(|_, reserved| reserved),
             Settlement::Each(actuals) => {
-                if actuals.len() != held.items.len() {
+                if actuals.len() != held.charges.len() {
                     return None;
                 }
                 let mut totals: HashMap<Name, u64> = HashMap::new();
-                for (name, actual) in held.items.iter().zip(actuals) {
+                for (name, actual) in held.charges.iter().zip(actuals) {
                     let total = totals.entry(name.clone()).or_default();
                     *total = total.saturating_add(*actual);
                 }
@@ -229,11 +244,11 @@ impl Model {
         Settled::Done
     }
 
-    pub(super) fn refund(&mut self, items: &[StoredCharge<'_>], now: Micros) {
-        for item in items {
-            let name = (item.limit.name.clone(), item.key.to_owned());
-            let amount = item.cost.get().min(tollgate_kernel::MAX_COUNT);
-            item.limit.limit.refund(self.state(&name, item.limit.limit), amount, now);
+    pub(super) fn refund(&mut self, charges: &[StoredCharge<'_>], now: Micros) {
+        for charge in charges {
+            let name = (charge.limit.name.clone(), charge.key.to_owned());
+            let amount = charge.cost.get().min(tollgate_kernel::MAX_COUNT);
+            charge.limit.limit.refund(self.state(&name, charge.limit.limit), amount, now);
         }
     }
 

@@ -42,11 +42,11 @@ impl PlainStore {
 }
 
 impl Store for PlainStore {
-    fn charge<'a>(&'a self, items: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
+    fn charge<'a>(&'a self, charges: &'a [StoredCharge<'a>], hold: Option<Hold>) -> StoreFuture<'a, Charged> {
         Box::pin(async move {
-            self.with(|model| match model.is_id_taken(items, hold, self.clock.now()) {
+            self.with(|model| match model.is_id_taken(charges, hold, self.clock.now()) {
                 true => Err(StoreError::id_taken()),
-                false => Ok(model.charge(items, hold, self.clock.now())),
+                false => Ok(model.charge(charges, hold, self.clock.now())),
             })
         })
     }
@@ -58,13 +58,13 @@ impl Store for PlainStore {
         })
     }
 
-    fn peek<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
-        Box::pin(async move { Ok(self.with(|model| model.peek(items, self.clock.now()))) })
+    fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, Charged> {
+        Box::pin(async move { Ok(self.with(|model| model.peek(charges, self.clock.now()))) })
     }
 
-    fn refund<'a>(&'a self, items: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
+    fn refund<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            self.with(|model| model.refund(items, self.clock.now()));
+            self.with(|model| model.refund(charges, self.clock.now()));
             Ok(())
         })
     }

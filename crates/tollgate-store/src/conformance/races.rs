@@ -61,8 +61,8 @@ pub(super) async fn one_key(effort: Effort, make: &impl AsyncFn(ManualClock) -> 
                 let mut admitted = 0;
                 let mut last_remaining = u64::MAX;
                 for _ in 0..each {
-                    let item = StoredCharge { limit: &limit, key: "hot", cost: cost(1), shadow: false };
-                    let charged = store.charge(&[item], None).await.expect("charge");
+                    let charge = StoredCharge { limit: &limit, key: "hot", cost: cost(1), shadow: false };
+                    let charged = store.charge(&[charge], None).await.expect("charge");
                     let remaining = charged.outcomes[0].remaining;
                     assert!(remaining <= last_remaining, "{}: what is left grew", limit.name);
                     last_remaining = remaining;
@@ -93,16 +93,16 @@ pub(super) async fn several_limits(effort: Effort, make: &impl AsyncFn(ManualClo
                 let of_global = StoredCharge { limit: &global, key: "all", cost: cost(1), shadow: false };
                 let of_user = StoredCharge { limit: &user, key: &key, cost: cost(1), shadow: false };
                 // In either order: locks must not be taken in a ring.
-                let items = if racer % 2 == 0 { [of_global, of_user] } else { [of_user, of_global] };
-                admitted += u64::from(store.charge(&items, None).await.expect("charge").allowed);
+                let charges = if racer % 2 == 0 { [of_global, of_user] } else { [of_user, of_global] };
+                admitted += u64::from(store.charge(&charges, None).await.expect("charge").allowed);
             }
             admitted
         }
     })
     .await;
     let used = async |limit: &StoredLimit, key: &str| {
-        let item = StoredCharge { limit, key, cost: crate::Cost::MAX, shadow: false };
-        subject.store.peek(&[item]).await.expect("peek").outcomes[0].used()
+        let charge = StoredCharge { limit, key, cost: crate::Cost::MAX, shadow: false };
+        subject.store.peek(&[charge]).await.expect("peek").outcomes[0].used()
     };
     let mut by_users = 0;
     for key in 0..7 {
@@ -127,9 +127,9 @@ pub(super) async fn reservations(effort: Effort, make: &impl AsyncFn(ManualClock
             async move {
                 let mut spent = 0;
                 for turn in 0..each {
-                    let item = StoredCharge { limit: &limit, key: &key, cost: cost(10), shadow: false };
+                    let charge = StoredCharge { limit: &limit, key: &key, cost: cost(10), shadow: false };
                     let hold = Hold { id: ChargeId::random(), ttl: FOR_LONG };
-                    if !store.charge(&[item], Some(hold)).await.expect("charge").allowed {
+                    if !store.charge(&[charge], Some(hold)).await.expect("charge").allowed {
                         continue;
                     }
                     let actual = ((racer + turn) % 12) as u64;
@@ -141,8 +141,8 @@ pub(super) async fn reservations(effort: Effort, make: &impl AsyncFn(ManualClock
             }
         })
         .await;
-        let item = StoredCharge { limit: &limit, key: &key, cost: crate::Cost::MAX, shadow: false };
-        let used = subject.store.peek(&[item]).await.expect("peek").outcomes[0].used();
+        let charge = StoredCharge { limit: &limit, key: &key, cost: crate::Cost::MAX, shadow: false };
+        let used = subject.store.peek(&[charge]).await.expect("peek").outcomes[0].used();
         assert_eq!(used, spent, "{}: what was settled is what is used", limit.name);
     }
 }

@@ -12,7 +12,7 @@ async fn used(store: &dyn Store, limit: &StoredLimit, key: &str) -> u64 {
     store.peek(&all).await.expect("peek").outcomes[0].used()
 }
 
-fn item<'a>(limit: &'a StoredLimit, key: &'a str, units: u64) -> StoredCharge<'a> {
+fn charge<'a>(limit: &'a StoredLimit, key: &'a str, units: u64) -> StoredCharge<'a> {
     StoredCharge { limit, key, cost: cost(units), shadow: false }
 }
 
@@ -30,21 +30,21 @@ async fn several_at_once(make: &impl AsyncFn(ManualClock) -> Subject) {
     let keys = ["a", "user:b", "user:c:v2", "tenant:d"];
     for limit in &limits {
         for key in keys {
-            assert!(store.charge(&[item(limit, key, 6)], None).await.expect("charge").allowed);
+            assert!(store.charge(&[charge(limit, key, 6)], None).await.expect("charge").allowed);
         }
     }
     store.refund(&[]).await.expect("a refund of nothing");
     assert_eq!((subject.remembered)().await, limits.len() * keys.len());
     for limit in &limits {
-        let watching = StoredCharge { shadow: true, ..item(limit, keys[2], 3) };
-        let items = [
-            item(limit, keys[0], 2),
-            item(limit, "nobody", 5),
-            item(limit, keys[1], u64::MAX),
-            item(limit, keys[0], 3),
+        let watching = StoredCharge { shadow: true, ..charge(limit, keys[2], 3) };
+        let charges = [
+            charge(limit, keys[0], 2),
+            charge(limit, "nobody", 5),
+            charge(limit, keys[1], u64::MAX),
+            charge(limit, keys[0], 3),
             watching,
         ];
-        store.refund(&items).await.expect("refund");
+        store.refund(&charges).await.expect("refund");
     }
     for limit in &limits {
         let is_lease = matches!(limit.limit, Limit::Concurrency(_));
@@ -52,10 +52,10 @@ async fn several_at_once(make: &impl AsyncFn(ManualClock) -> Subject) {
         for (key, expected) in keys.into_iter().chain(["nobody"]).zip(expected) {
             assert_eq!(used(store, limit, key).await, expected, "{}: {key}", limit.name);
         }
-        assert!(!store.charge(&[item(limit, "nobody", 11)], None).await.expect("charge").allowed);
+        assert!(!store.charge(&[charge(limit, "nobody", 11)], None).await.expect("charge").allowed);
     }
     // All limits of a key in one call.
-    let of_all: Vec<StoredCharge<'_>> = limits.iter().map(|limit| item(limit, keys[3], 1)).collect();
+    let of_all: Vec<StoredCharge<'_>> = limits.iter().map(|limit| charge(limit, keys[3], 1)).collect();
     store.refund(&of_all).await.expect("refund");
     for limit in &limits {
         let expected = if matches!(limit.limit, Limit::Concurrency(_)) { 6 } else { 5 };
@@ -84,8 +84,8 @@ async fn by_changed_numbers(make: &impl AsyncFn(ManualClock) -> Subject) {
     ] {
         let (old, new) = (limit("changed", old), limit("changed", new));
         let store = make(super::clock()).await.store;
-        assert!(store.charge(&[item(&old, "user:42", 6)], None).await.expect("charge").allowed);
-        store.refund(&[item(&new, "user:42", refunded)]).await.expect("refund");
+        assert!(store.charge(&[charge(&old, "user:42", 6)], None).await.expect("charge").allowed);
+        store.refund(&[charge(&new, "user:42", refunded)]).await.expect("refund");
         let got = used(&*store, &new, "user:42").await;
         assert_eq!(got, expected, "{} to {}", old.limit, new.limit);
     }
@@ -102,16 +102,16 @@ pub(super) async fn races(effort: Effort, make: &impl AsyncFn(ManualClock) -> Su
             async move {
                 let mut spent = 0;
                 for turn in 0..each {
-                    let mut items = [item(&limit, "one", 5), item(&limit, "other", 5)];
+                    let mut charges = [charge(&limit, "one", 5), charge(&limit, "other", 5)];
                     if racer % 2 == 0 {
-                        items.reverse();
+                        charges.reverse();
                     }
-                    assert!(store.charge(&items, None).await.expect("charge").allowed);
+                    assert!(store.charge(&charges, None).await.expect("charge").allowed);
                     let back = ((racer + turn) % 6) as u64;
                     if back > 0 {
-                        items = items.map(|item| StoredCharge { cost: cost(back), ..item });
-                        items.reverse();
-                        store.refund(&items).await.expect("refund");
+                        charges = charges.map(|charge| StoredCharge { cost: cost(back), ..charge });
+                        charges.reverse();
+                        store.refund(&charges).await.expect("refund");
                     }
                     spent += 5 - back;
                 }

@@ -56,11 +56,11 @@ impl<'a> Player<'a> {
             Op::Reserve { id, cost } => self.hold(id, *cost, FOR_LONG).await,
             Op::Hold { id, cost } => self.hold(id, *cost, Micros::ZERO).await,
             Op::Peek(cost) => {
-                let peeked = self.subject.store.peek(&[self.item(*cost)]).await;
+                let peeked = self.subject.store.peek(&[self.stored(*cost)]).await;
                 peeked.unwrap_or_else(|error| panic!("peek: {error}")).outcomes[0]
             }
             Op::Refund(amount) => {
-                let refunded = self.subject.store.refund(&[self.item(*amount)]).await;
+                let refunded = self.subject.store.refund(&[self.stored(*amount)]).await;
                 return refunded.err().map(|error| error.to_string());
             }
             Op::Reset => {
@@ -74,12 +74,12 @@ impl<'a> Player<'a> {
         step.expect.mismatch(&outcome)
     }
 
-    fn item(&self, cost: Cost) -> StoredCharge<'_> {
+    fn stored(&self, cost: Cost) -> StoredCharge<'_> {
         StoredCharge { limit: &self.limit, key: KEY, cost, shadow: false }
     }
 
     async fn charge(&self, cost: Cost, hold: Option<Hold>) -> Outcome {
-        let charged = self.subject.store.charge(&[self.item(cost)], hold).await;
+        let charged = self.subject.store.charge(&[self.stored(cost)], hold).await;
         charged.unwrap_or_else(|error| panic!("charge: {error}")).outcomes[0]
     }
 

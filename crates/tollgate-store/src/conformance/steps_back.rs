@@ -68,10 +68,10 @@ enum GoesBy {
 /// Finds out by a window that a step forward ends.
 async fn goes_by(subject: &Subject, clock: &ManualClock) -> GoesBy {
     let probe = limit("probe", tollgate_kernel::Limit::fixed_window(1, Micros::from_secs(1)));
-    let item = [StoredCharge { limit: &probe, key: "clock", cost: cost(1), shadow: false }];
-    assert!(subject.store.charge(&item, None).await.expect("charge").allowed);
+    let charge = [StoredCharge { limit: &probe, key: "clock", cost: cost(1), shadow: false }];
+    assert!(subject.store.charge(&charge, None).await.expect("charge").allowed);
     clock.step_server(1_000_000);
-    let is_over = subject.store.peek(&item).await.expect("peek").allowed;
+    let is_over = subject.store.peek(&charge).await.expect("peek").allowed;
     if is_over { GoesBy::Server } else { GoesBy::Own }
 }
 
@@ -103,11 +103,11 @@ impl History<'_> {
         // The model may get an earlier time than the last one: nothing was admitted at that time.
         let (now, store) = (self.now(), &self.subject.store);
         let units = 1 + self.random.below(4);
-        let items = [StoredCharge { limit: self.limit, key: "user:42", cost: cost(units), shadow: false }];
+        let charges = [StoredCharge { limit: self.limit, key: "user:42", cost: cost(units), shadow: false }];
         match self.random.below(10) {
             0 | 1 => {
-                let expected = self.model.peek(&items, now);
-                self.equal("peek", &expected, &store.peek(&items).await.expect("peek"))
+                let expected = self.model.peek(&charges, now);
+                self.equal("peek", &expected, &store.peek(&charges).await.expect("peek"))
             }
             2 if !self.open.is_empty() => {
                 let id = self.open.swap_remove(0);
@@ -125,8 +125,8 @@ impl History<'_> {
             }
             choice => {
                 let hold = (choice < 5).then(|| Hold { id: ChargeId::random(), ttl: FOR_LONG });
-                let expected = self.model.charge(&items, hold, now);
-                let got = store.charge(&items, hold).await.expect("charge");
+                let expected = self.model.charge(&charges, hold, now);
+                let got = store.charge(&charges, hold).await.expect("charge");
                 self.equal("charge", &expected, &got)?;
                 if got.allowed {
                     self.seen = now;

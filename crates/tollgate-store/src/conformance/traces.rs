@@ -199,19 +199,19 @@ impl Trace<'_> {
     }
 
     /// One to three limits, at times the same pair twice, at times a shadow limit, at times a cost that never fits.
-    fn items<'b>(random: &mut Random, limits: &'b [StoredLimit], kind: Kind) -> Vec<StoredCharge<'b>> {
+    fn charges<'b>(random: &mut Random, limits: &'b [StoredLimit], kind: Kind) -> Vec<StoredCharge<'b>> {
         let is_wide = kind == Kind::Wide;
         let count = if random.one_in(3) { 1 + random.below(3) } else { 1 };
-        let mut items: Vec<StoredCharge<'b>> = Vec::new();
+        let mut charges: Vec<StoredCharge<'b>> = Vec::new();
         for _ in 0..count {
-            let (limit, key) = match items.last() {
+            let (limit, key) = match charges.last() {
                 Some(last) if random.one_in(4) => (last.limit, last.key),
                 Some(last) if kind == Kind::Changing => (random.pick(limits), last.key),
                 _ => (random.pick(limits), *random.pick(&KEYS)),
             };
             // One charge asks a limit by one set of numbers.
-            let same = items.iter().find(|item| item.limit.name == limit.name && item.key == key);
-            let limit = same.map_or(limit, |item| item.limit);
+            let same = charges.iter().find(|charge| charge.limit.name == limit.name && charge.key == key);
+            let limit = same.map_or(limit, |charge| charge.limit);
             let capacity = limit.limit.capacity();
             let units = match random.below(8) {
                 0 if is_wide => capacity,
@@ -222,41 +222,41 @@ impl Trace<'_> {
                 _ => random.below(4),
             };
             // A pair that is named twice watches both times or neither.
-            let twin = items.iter().find(|item| item.limit == limit && item.key == key);
+            let twin = charges.iter().find(|charge| charge.limit == limit && charge.key == key);
             let shadow = twin.map_or_else(|| random.one_in(8), |twin| twin.shadow);
-            items.push(StoredCharge {
+            charges.push(StoredCharge {
                 limit,
                 key,
                 cost: super::cost(units.saturating_add(u64::from(!is_wide)).max(1)),
                 shadow,
             });
         }
-        items
+        charges
     }
 
     async fn charge(&mut self, held: bool) -> Result<(), String> {
-        let mut items = Self::items(&mut self.random, self.limits, self.kind);
+        let mut charges = Self::charges(&mut self.random, self.limits, self.kind);
         let hold = held.then(|| {
             let ttl =
                 if self.random.one_in(3) { Micros::new(self.random.below(3_000_000)) } else { FOR_LONG };
             // Now and then a name that was used before: the call was sent again, or another call by mistake.
             let again = self.holds.last().filter(|_| self.random.one_in(8)).map(|(id, ..)| *id);
             // A shadow limit that took nothing says nothing of its key, on some stores.
-            let is_any_shadow = items.iter().chain(&self.last_held).any(|item| item.shadow);
+            let is_any_shadow = charges.iter().chain(&self.last_held).any(|charge| charge.shadow);
             if again.is_some() && (is_any_shadow || !self.random.one_in(4)) {
-                items.clone_from(&self.last_held);
+                charges.clone_from(&self.last_held);
             }
             Hold { id: again.unwrap_or_else(ChargeId::random), ttl }
         });
-        if self.model.is_id_taken(&items, hold, self.clock.now()) {
-            return match self.subject.store.charge(&items, hold).await {
+        if self.model.is_id_taken(&charges, hold, self.clock.now()) {
+            return match self.subject.store.charge(&charges, hold).await {
                 Err(error) if error.is_invalid() => Ok(()),
-                got => Err(format!("charge {items:?} by the id of another charge: {got:?}")),
+                got => Err(format!("charge {charges:?} by the id of another charge: {got:?}")),
             };
         }
-        let expected = self.model.charge(&items, hold, self.clock.now());
-        let got = self.subject.store.charge(&items, hold).await;
-        let got = got.map_err(|error| format!("charge {items:?}: {error}"))?;
+        let expected = self.model.charge(&charges, hold, self.clock.now());
+        let got = self.subject.store.charge(&charges, hold).await;
+        let got = got.map_err(|error| format!("charge {charges:?}: {error}"))?;
         if expected.allowed {
             self.admitted += 1;
             // What a store says of a hold on nothing is left to it: all limits only watched, and refused.
@@ -266,27 +266,27 @@ impl Trace<'_> {
                 self.holds.retain(|(id, ..)| *id != not_held.id);
             }
             if held.is_some() {
-                self.last_held.clone_from(&items);
+                self.last_held.clone_from(&charges);
             }
-            self.holds.extend(held.map(|hold| (hold.id, items[0].cost.get(), items.len())));
+            self.holds.extend(held.map(|hold| (hold.id, charges[0].cost.get(), charges.len())));
         } else {
             self.denied += 1;
         }
-        equal("charge", &(items, hold), &expected, &got)
+        equal("charge", &(charges, hold), &expected, &got)
     }
 
     async fn peek(&mut self) -> Result<(), String> {
-        let items = Self::items(&mut self.random, self.limits, self.kind);
-        let expected = self.model.peek(&items, self.clock.now());
-        let got = self.subject.store.peek(&items).await;
-        let got = got.map_err(|error| format!("peek {items:?}: {error}"))?;
-        equal("peek", &items, &expected, &got)
+        let charges = Self::charges(&mut self.random, self.limits, self.kind);
+        let expected = self.model.peek(&charges, self.clock.now());
+        let got = self.subject.store.peek(&charges).await;
+        let got = got.map_err(|error| format!("peek {charges:?}: {error}"))?;
+        equal("peek", &charges, &expected, &got)
     }
 
     /// Settles one of the last few holds: mostly once, at times again, at times one that never was.
     async fn settle(&mut self) -> Result<(), String> {
         let recent = self.holds.len().saturating_sub(6);
-        let (id, reserved, items) = match &self.holds[recent..] {
+        let (id, reserved, charges) = match &self.holds[recent..] {
             [] => (ChargeId::random(), 1, 1),
             _ if self.random.one_in(20) => (ChargeId::random(), 1, 1),
             holds => *self.random.pick(holds),
@@ -304,7 +304,7 @@ impl Trace<'_> {
             5 => Settlement::Cancel,
             6 | 7 => {
                 // Mostly as many as there are charges.
-                let count = items + usize::from(self.random.one_in(8));
+                let count = charges + usize::from(self.random.one_in(8));
                 let most = if self.kind == Kind::Wide { reserved.saturating_mul(2).max(1) } else { 8 };
                 Settlement::Each((0..count).map(|_| self.random.below(most)).collect())
             }
@@ -322,9 +322,9 @@ impl Trace<'_> {
 
     /// What it comes to, the calls that follow tell.
     async fn refund(&mut self) -> Result<(), String> {
-        let items = Self::items(&mut self.random, self.limits, self.kind);
-        self.model.refund(&items, self.clock.now());
-        self.subject.store.refund(&items).await.map_err(|error| format!("refund {items:?}: {error}"))
+        let charges = Self::charges(&mut self.random, self.limits, self.kind);
+        self.model.refund(&charges, self.clock.now());
+        self.subject.store.refund(&charges).await.map_err(|error| format!("refund {charges:?}: {error}"))
     }
 
     async fn forget(&mut self) -> Result<(), String> {

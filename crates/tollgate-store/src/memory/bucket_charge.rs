@@ -80,18 +80,18 @@ struct BucketKey<'a, 'i> {
     table: &'a TokenTable,
     first: &'a Node<1, 6>,
     key: Fingerprint,
-    item: &'i MemoryCharge<'a>,
+    charge: &'i MemoryCharge<'a>,
 }
 
 impl<'a> BucketKey<'a, '_> {
     #[inline(always)]
     fn look(&self, now: Micros) -> Result<SeenBucket<'a>, Missed> {
-        SeenBucket::look(self.table, self.first, self.key, self.item.cost, now)
+        SeenBucket::look(self.table, self.first, self.key, self.charge.cost, now)
     }
 
     #[inline(always)]
     fn passes(&self, seen: &SeenBucket<'_>) -> bool {
-        seen.fit.is_allowed() || self.item.shadow
+        seen.fit.is_allowed() || self.charge.shadow
     }
 
     /// Two keys of one chain would need the same lock, and a repeated key needs the sum of its costs.
@@ -107,7 +107,7 @@ impl<'a> BucketKey<'a, '_> {
 
     #[inline(always)]
     fn charged(&self, fit: Fit) -> ChargedBucket<'a> {
-        ChargedBucket { table: self.table, fit, cost: self.item.cost }
+        ChargedBucket { table: self.table, fit, cost: self.charge.cost }
     }
 }
 
@@ -188,10 +188,10 @@ fn charge_several<const M: usize>(
 impl Inner {
     /// Where a key is, if its limit is a token bucket.
     #[inline(always)]
-    fn bucket_key<'a, 'i>(&self, item: &'i MemoryCharge<'a>) -> Option<BucketKey<'a, 'i>> {
-        let table = item.limit.token_table.as_deref()?;
-        let key = self.seeds.fingerprint(item.key);
-        Some(BucketKey { table, first: table.nodes.first_of(key), key, item })
+    fn bucket_key<'a, 'i>(&self, charge: &'i MemoryCharge<'a>) -> Option<BucketKey<'a, 'i>> {
+        let table = charge.limit.token_table.as_deref()?;
+        let key = self.seeds.fingerprint(charge.key);
+        Some(BucketKey { table, first: table.nodes.first_of(key), key, charge })
     }
 
     /// Charges both or none. `None` if they are not both token buckets.
@@ -219,10 +219,10 @@ impl Inner {
     #[inline(never)]
     pub(super) fn charge_three_buckets<'a>(
         &self,
-        items: &[MemoryCharge<'a>; 3],
+        charges: &[MemoryCharge<'a>; 3],
         now: Micros,
     ) -> Option<Result<(bool, [ChargedBucket<'a>; 3]), Missed>> {
-        let [one, two, three] = items;
+        let [one, two, three] = charges;
         let all = [self.bucket_key(one)?, self.bucket_key(two)?, self.bucket_key(three)?];
         let [one, two, three] = &all;
         if one.shares_chain(two) || one.shares_chain(three) || two.shares_chain(three) {

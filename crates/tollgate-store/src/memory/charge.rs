@@ -78,43 +78,49 @@ type TargetTables<'a> = SmallVec<[TargetTable<'a>; 4]>;
 impl Inner {
     /// The parts of a charge: one for each pair of limit and key.
     #[inline]
-    fn parts<'a>(&self, items: &[MemoryCharge<'a>], parts: &mut PairCharges<'a>) {
-        pairs::merge(items.iter().map(|item| self.part(item)), parts, |_| ());
+    fn parts<'a>(&self, charges: &[MemoryCharge<'a>], parts: &mut PairCharges<'a>) {
+        pairs::merge(charges.iter().map(|charge| self.part(charge)), parts, |_| ());
     }
 
-    /// What identifies a charge of these items, for a hold.
-    pub(super) fn request(&self, items: &[MemoryCharge<'_>]) -> HoldRequest {
-        let (mut parts, mut of_item) = (PairCharges::new(), SmallVec::<[u16; 4]>::new());
-        pairs::merge(items.iter().map(|item| self.part(item)), &mut parts, |index| {
-            of_item.push(u16::try_from(index).unwrap_or(u16::MAX));
+    /// What identifies a call with these charges, for a hold.
+    pub(super) fn request(&self, charges: &[MemoryCharge<'_>]) -> HoldRequest {
+        let (mut parts, mut of_charge) = (PairCharges::new(), SmallVec::<[u16; 4]>::new());
+        pairs::merge(charges.iter().map(|charge| self.part(charge)), &mut parts, |index| {
+            of_charge.push(u16::try_from(index).unwrap_or(u16::MAX));
         });
         let mut hash = DefaultHasher::new();
         for PairCharge { limit, key, cost, .. } in &parts {
             (&*limit.name, key.lo, key.hi, cost.get()).hash(&mut hash);
         }
-        of_item.hash(&mut hash);
-        let pair_of = if parts.len() == items.len() { Box::default() } else { of_item.into_boxed_slice() };
-        HoldRequest { limits: items.len(), pair_of, hash: hash.finish() }
+        of_charge.hash(&mut hash);
+        let pair_of =
+            if parts.len() == charges.len() { Box::default() } else { of_charge.into_boxed_slice() };
+        HoldRequest { limits: charges.len(), pair_of, hash: hash.finish() }
     }
 
     #[inline]
-    fn part<'a>(&self, item: &MemoryCharge<'a>) -> PairCharge<'a> {
-        let key = self.seeds.fingerprint(item.key);
-        PairCharge { limit: item.limit, key, cost: item.cost, shadow: item.shadow }
+    fn part<'a>(&self, charge: &MemoryCharge<'a>) -> PairCharge<'a> {
+        let key = self.seeds.fingerprint(charge.key);
+        PairCharge { limit: charge.limit, key, cost: charge.cost, shadow: charge.shadow }
     }
 
-    /// Answers for items, from answers for parts.
+    /// Answers for charges, from answers for merged charges.
     #[inline]
-    fn for_items(&self, items: &[MemoryCharge<'_>], parts: &PairCharges<'_>, outcomes: Outcomes) -> Outcomes {
-        if items.len() == parts.len() {
+    fn for_charges(
+        &self,
+        charges: &[MemoryCharge<'_>],
+        parts: &PairCharges<'_>,
+        outcomes: Outcomes,
+    ) -> Outcomes {
+        if charges.len() == parts.len() {
             return outcomes;
         }
-        let of_item = |item| {
-            let part = self.part(item);
+        let of_charge = |charge| {
+            let part = self.part(charge);
             let index = parts.iter().position(|other| other.is_same(&part));
             index.map_or(Outcome::BLOCKED, |index| outcomes[index])
         };
-        items.iter().map(of_item).collect()
+        charges.iter().map(of_charge).collect()
     }
 
     /// Finds the table of each part: `None` for its own, the table of whole states for a whole state. An unknown part takes over
@@ -178,14 +184,14 @@ impl Inner {
     #[inline]
     pub(super) fn charge_seen(
         &self,
-        items: &[MemoryCharge<'_>],
+        charges: &[MemoryCharge<'_>],
         now: Micros,
         say: &mut impl FnMut(Outcome),
     ) -> Option<bool> {
-        match items {
+        match charges {
             [one, two] => {
                 let Some(charged) = self.charge_two_seen(one, two, now) else {
-                    return self.try_often(|| self.try_charge_seen(items, now, say));
+                    return self.try_often(|| self.try_charge_seen(charges, now, say));
                 };
                 let (is_allowed, fit_one, fit_two) = charged?;
                 say(one.limit.bucket_outcome(fit_one, one.cost));
@@ -194,13 +200,13 @@ impl Inner {
             }
             [one, two, three] => self.try_often(|| {
                 let Some(charged) = self.charge_three_buckets(&[*one, *two, *three], now) else {
-                    return self.try_charge_seen(items, now, say);
+                    return self.try_charge_seen(charges, now, say);
                 };
                 let (is_allowed, charged) = charged?;
                 charged.iter().for_each(|charged| say(charged.outcome()));
                 Ok(is_allowed)
             }),
-            _ => self.try_often(|| self.try_charge_seen(items, now, say)),
+            _ => self.try_often(|| self.try_charge_seen(charges, now, say)),
         }
     }
 
@@ -245,15 +251,15 @@ impl Inner {
     #[inline(never)]
     fn try_charge_seen(
         &self,
-        items: &[MemoryCharge<'_>],
+        charges: &[MemoryCharge<'_>],
         now: Micros,
         say: &mut impl FnMut(Outcome),
     ) -> Result<bool, Missed> {
         let mut seen: SmallVec<[Seen<'_>; 4]> = SmallVec::new();
         let mut allowed = true;
-        for (index, item) in items.iter().enumerate() {
-            let key = self.seeds.fingerprint(item.key);
-            if !item.limit.limit_table.see(key, item.cost, now, &mut seen) {
+        for (index, charge) in charges.iter().enumerate() {
+            let key = self.seeds.fingerprint(charge.key);
+            if !charge.limit.limit_table.see(key, charge.cost, now, &mut seen) {
                 return Err(Missed::Unseen);
             }
             // Two keys of one chain would need the same lock, and a repeated key needs the sum of its costs.
@@ -261,7 +267,7 @@ impl Inner {
             if before.iter().any(|other| other.sight.is_of_same_chain(&this[0].sight)) {
                 return Err(Missed::Unseen);
             }
-            allowed &= this[0].outcome.allowed || item.shadow;
+            allowed &= this[0].outcome.allowed || charge.shadow;
         }
         if allowed {
             let mut guards: SmallVec<[Guard<'_>; 4]> = SmallVec::new();
@@ -279,13 +285,13 @@ impl Inner {
     /// Charges all parts or none. If the charge is held, `keep` gets each part that was charged.
     pub(super) fn charge_all(
         &self,
-        items: &[MemoryCharge<'_>],
+        charges: &[MemoryCharge<'_>],
         now: Micros,
         holder: Holder,
         mut keep: impl FnMut(HeldCharge),
     ) -> Charged {
         let mut parts = PairCharges::new();
-        self.parts(items, &mut parts);
+        self.parts(charges, &mut parts);
         loop {
             let (whole, moving) = Self::locate_all(&parts, now);
             let mut places: TargetTables<'_> = (parts.iter().zip(&whole))
@@ -314,7 +320,7 @@ impl Inner {
                 if allowed {
                     places.iter().for_each(|place| place.limit_table.grow_if_needed());
                 }
-                return Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) };
+                return Charged { allowed, outcomes: self.for_charges(charges, &parts, outcomes) };
             }
         }
     }
@@ -367,12 +373,12 @@ impl Inner {
         (allowed, outcomes)
     }
 
-    pub(super) fn peek_all(&self, items: &[MemoryCharge<'_>], now: Micros) -> Charged {
+    pub(super) fn peek_all(&self, charges: &[MemoryCharge<'_>], now: Micros) -> Charged {
         let mut parts = PairCharges::new();
-        self.parts(items, &mut parts);
+        self.parts(charges, &mut parts);
         let outcomes: Outcomes =
             parts.iter().map(|part| part.limit.limit_table.peek(part.key, part.cost, now)).collect();
         let allowed = parts.iter().zip(&outcomes).all(|(part, outcome)| outcome.allowed || part.shadow);
-        Charged { allowed, outcomes: self.for_items(items, &parts, outcomes) }
+        Charged { allowed, outcomes: self.for_charges(charges, &parts, outcomes) }
     }
 }

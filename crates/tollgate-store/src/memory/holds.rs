@@ -522,8 +522,8 @@ mod tests {
         let api =
             store.open(&StoredLimit::new("api", Limit::fixed_window(100, Micros::from_secs(3_600)).unwrap()));
         let reserve = |id: u128, key: &str, limits: usize| {
-            let items = vec![MemoryCharge { limit: &api, key, cost: Cost::ONE, shadow: false }; limits];
-            store.charge_all(&items, hold(id, 60)).map(|charged| charged.allowed).ok()
+            let charges = vec![MemoryCharge { limit: &api, key, cost: Cost::ONE, shadow: false }; limits];
+            store.charge_all(&charges, hold(id, 60)).map(|charged| charged.allowed).ok()
         };
         // The name of a reservation, its limits, whether it is made, and the reservations' worth of bytes that are taken then.
         for (id, limits, expected, taken) in [
@@ -560,8 +560,8 @@ mod tests {
         let (store, _) = store(1 << 20);
         let limit = store.open(&StoredLimit::new("api", Limit::token_bucket("1/s", 1_000_000).unwrap()));
         let reserve = |key: &str, id: u128| {
-            let item = MemoryCharge { limit: &limit, key, cost: Cost::ONE, shadow: false };
-            store.charge_all(&[item], hold(id, 86_400)).is_ok()
+            let charge = MemoryCharge { limit: &limit, key, cost: Cost::ONE, shadow: false };
+            store.charge_all(&[charge], hold(id, 86_400)).is_ok()
         };
         let mut id = 0;
         let mut flood = |key: &str| {
@@ -583,9 +583,9 @@ mod tests {
             store.open(&StoredLimit::new("api", Limit::fixed_window(1, Micros::from_secs(60)).unwrap()));
         assert!(api.charge("k", Cost::ONE).allowed);
         let watched = [MemoryCharge { limit: &api, key: "k", cost: Cost::ONE, shadow: true }];
-        for items in [&watched[..], &[]] {
+        for charges in [&watched[..], &[]] {
             for id in 1..1_000 {
-                assert!(store.charge_all(items, hold(id, 86_400)).unwrap().allowed);
+                assert!(store.charge_all(charges, hold(id, 86_400)).unwrap().allowed);
             }
         }
         assert_eq!(store.inner.holds.bytes(), 0);
@@ -599,8 +599,8 @@ mod tests {
             .map(|name| store.open(&StoredLimit::new(name, Limit::fixed_window(1 << 40, hour).unwrap())));
         let workers = store.open(&StoredLimit::new("workers", Limit::concurrency(1 << 40, hour).unwrap()));
         let reserve = |id: u128, key: &str| {
-            let item = |limit, key| MemoryCharge { limit, key, cost: Cost::ONE, shadow: false };
-            store.charge_all(&[item(&user, key), item(&all, "all")], hold(id, 60))
+            let charge = |limit, key| MemoryCharge { limit, key, cost: Cost::ONE, shadow: false };
+            store.charge_all(&[charge(&user, key), charge(&all, "all")], hold(id, 60))
         };
         for id in 1..=MOST_OPEN_PER_KEY {
             assert!(reserve(id as u128, "attacker").unwrap().allowed);
@@ -628,10 +628,10 @@ mod tests {
             ..MemoryOptions::default()
         });
         let workers = store.open(&StoredLimit::new("workers", leases));
-        let item = [MemoryCharge { limit: &workers, key: "k", cost: Cost::ONE, shadow: false }];
+        let charge = [MemoryCharge { limit: &workers, key: "k", cost: Cost::ONE, shadow: false }];
         let id = ChargeId::new(7).unwrap();
         let held = Some(Hold { id, ttl: Hold::UNTIL_RELEASED });
-        assert!(store.charge_all(&item, held).unwrap().allowed);
+        assert!(store.charge_all(&charge, held).unwrap().allowed);
         hands.advance(Micros::from_secs(100 * 365 * 86_400));
         store.sweep();
         assert!(!workers.charge("k", Cost::ONE).allowed);
@@ -643,7 +643,7 @@ mod tests {
         // Any other time to live ends.
         let long = Some(Hold { id, ttl: Micros::new(u64::MAX - 1) });
         hands.advance(Micros::from_secs(2));
-        assert!(store.charge_all(&item, long).unwrap().allowed);
+        assert!(store.charge_all(&charge, long).unwrap().allowed);
         hands.advance(Hold::MAX_TTL);
         assert_eq!(store.settle(id, &Settlement::Cancel).unwrap(), Settled::Unknown);
     }

@@ -4,10 +4,11 @@
 //! the first 512 in chunks of 8 and the rest in chunks of 512, so growth allocates little more than is there, at any size.
 //! Directories lead to the large chunks: one for every doubling, which shares the chunks of the one before. So one word has all
 //! that a reader needs: the number of elements, and the directory with all of them. A reader with an old word finds what it found
-//! before; node.rs shows how it notices that a key has moved.
+//! before; node.rs shows how it notices that a key has moved. `model/` checks this very file, with its own `sync`.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+
+use super::sync::{AtomicU64, OnceLock, Ordering};
 
 /// How many elements are in small chunks, and in each large one.
 const LARGE: usize = 512;
@@ -177,6 +178,8 @@ fn missing(index: usize) -> ! {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
     /// Over several doublings: every index has an element of its own, which stays where it is, also for a reader that knows of fewer.

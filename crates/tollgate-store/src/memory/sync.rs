@@ -1,5 +1,6 @@
-//! The primitives of a node, in one place, so that the model checker can replace them.
+//! The primitives of nodes and of the array of homes, in one place, so that the model checker can replace them.
 
+pub(crate) use std::sync::OnceLock;
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// How often a waiting thread looks again at once before it lets others run.

@@ -130,7 +130,7 @@ stable language plpgsql as $$
 declare
   part integer;
   seen {prefix}state;
-  said record;
+  outcome record;
 begin
   passed := true;
   readings := '{}';
@@ -141,10 +141,10 @@ begin
     if seen.key is null then
       seen := {prefix}fresh(part_keys[part]);
     end if;
-    said := {prefix}look(
+    outcome := {prefix}look(
       seen, part_strategies[part], part_parameters[5 * part - 4 : 5 * part], part_costs[part], decided_us);
-    passed := passed and (said.allowed or part_shadows[part]);
-    readings := readings || said.reading;
+    passed := passed and (outcome.allowed or part_shadows[part]);
+    readings := readings || outcome.reading;
   end loop;
   server_us := {prefix}now_us();
 end
@@ -168,7 +168,7 @@ declare
   seen {prefix}state;
   states {prefix}state[] := array_fill(null::{prefix}state, array[parts]);
   found_states integer := 0;
-  said record;
+  outcome record;
   allows boolean[] := '{}';
   nexts {prefix}state[] := '{}';
   charged integer[] := '{}';
@@ -229,14 +229,14 @@ begin
       end if;
       seen := {prefix}fresh(part_keys[part]);
     end if;
-    said := {prefix}look(
+    outcome := {prefix}look(
       seen, part_strategies[part], part_parameters[5 * part - 4 : 5 * part], part_costs[part], decided_us);
-    passed := passed and (said.allowed or part_shadows[part]);
-    readings := readings || said.reading;
+    passed := passed and (outcome.allowed or part_shadows[part]);
+    readings := readings || outcome.reading;
     states[part] := seen;
-    nexts[part] := said.next_state;
-    allows[part] := said.allowed;
-    charged_at[part] := said.charged_at_us;
+    nexts[part] := outcome.next_state;
+    allows[part] := outcome.allowed;
+    charged_at[part] := outcome.charged_at_us;
   end loop;
 
   if not passed then
@@ -278,8 +278,8 @@ begin
 
   -- If nothing was charged there is nothing to settle, and no hold is stored.
   if hold_id is not null and cardinality(charged) > 0 then
-    -- The stored request has seven numbers for each item (see codec.rs). The sixth is the shadow flag, plus 2 if its part was
-    -- charged; the seventh is the number of the part. So a settlement knows the items of each charged part.
+    -- The stored request has seven numbers for each charge of the call (see codec.rs). The sixth is the shadow flag, plus 2 if its part was
+    -- charged; the seventh is the number of the part. So a settlement knows the charges of each charged part.
     for part in 1 .. cardinality(hold_asked) / 7 loop
       if hold_asked[7 * part] + 1 = any (charged) then
         hold_asked[7 * part - 1] := hold_asked[7 * part - 1] + 2;

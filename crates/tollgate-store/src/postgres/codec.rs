@@ -11,7 +11,7 @@ use crate::remote::limit_codec;
 use crate::remote::{MergedCharges, name_of};
 use crate::{Charged, Failure, Micros, Outcomes, StoreError, StoredCharge, StoredLimit};
 
-/// The number of parameters of a limit, of numbers in a remembered item, and of numbers in a reading.
+/// The number of parameters of a limit, of numbers in a remembered charge, and of numbers in a reading.
 const PARAMETERS: usize = 5;
 const REMEMBERED: usize = 7;
 pub(super) const READING: usize = 8;
@@ -136,12 +136,12 @@ pub(super) fn instant(us: i64) -> Result<Micros, StoreError> {
     count(us).map(Micros::new)
 }
 
-/// The request of a held charge, as it is stored with the hold: for each item its limit, its cost and its part. If the charge is
+/// The request of a held call, as it is stored with the hold: for each charge its limit, its cost and its part. If the charge is
 /// sent again, the answer is computed from this and the readings.
-pub(super) fn remembered(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> Vec<i64> {
-    let mut numbers = Vec::with_capacity(items.len() * REMEMBERED);
-    for item in items {
-        let same = |part: &StoredCharge<'_>| part.limit.name == item.limit.name && part.key == item.key;
+pub(super) fn remembered(charges: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> Vec<i64> {
+    let mut numbers = Vec::with_capacity(charges.len() * REMEMBERED);
+    for charge in charges {
+        let same = |part: &StoredCharge<'_>| part.limit.name == charge.limit.name && part.key == charge.key;
         let index = parts.parts.iter().position(same).unwrap_or(0);
         let part = &parts.parts[index];
         numbers.extend(limit_codec::write(&part.limit.limit).map(whole));
@@ -160,18 +160,18 @@ pub(super) fn answer_again(
     numbers: &[i64],
     at: Micros,
 ) -> Result<Charged, StoreError> {
-    let (items, rest) = remembered.as_chunks::<REMEMBERED>();
+    let (charges, rest) = remembered.as_chunks::<REMEMBERED>();
     let (found, _) = numbers.as_chunks::<READING>();
     if !rest.is_empty() {
         return Err(nonsense("a held charge of another version"));
     }
-    // The costs, and which items are of one pair. The function compares the keys, and leaves the request out if they differ.
+    // The costs, and which charges are of one pair. The function compares the keys, and leaves the request out if they differ.
     let request = |&[.., cost, _shadow, part]: &[i64; REMEMBERED]| (cost, part);
-    if !sent.as_chunks().0.iter().map(request).eq(items.iter().map(request)) {
+    if !sent.as_chunks().0.iter().map(request).eq(charges.iter().map(request)) {
         return Err(StoreError::id_taken());
     }
     let mut outcomes = Outcomes::new();
-    for &[strategy, a, b, c, cost, _shadow, part] in items {
+    for &[strategy, a, b, c, cost, _shadow, part] in charges {
         let limit = limit_codec::read([count(strategy)?, count(a)?, count(b)?, count(c)?])
             .ok_or_else(|| nonsense("a held charge under an impossible limit"))?;
         let cost = Cost::new(cost.cast_unsigned()).ok_or_else(|| nonsense("a held charge of nothing"))?;
@@ -208,14 +208,15 @@ mod tests {
             (Limit::concurrency(9, second), [3, 0, 400_000, 0, 0, 0, 0, 0]),
         ] {
             let stored = StoredLimit::new("api", limit.unwrap());
-            let item = StoredCharge { limit: &stored, key: "k", cost: Cost::new(2).unwrap(), shadow: false };
-            let items = [item, item];
-            let parts = MergedCharges::of(&items);
+            let charge =
+                StoredCharge { limit: &stored, key: "k", cost: Cost::new(2).unwrap(), shadow: false };
+            let charges = [charge, charge];
+            let parts = MergedCharges::of(&charges);
             let reading = reading(&stored.limit, &numbers).unwrap();
             let expected = parts.conclude(&parts.outcomes([reading], now), true).unwrap();
-            let sent = remembered(&items, &parts);
+            let sent = remembered(&charges, &parts);
             assert_eq!(answer_again(&sent, &sent, &numbers, now).unwrap(), expected);
-            for other in [&[][..], &items[..1]] {
+            for other in [&[][..], &charges[..1]] {
                 let other = remembered(other, &MergedCharges::of(other));
                 assert!(answer_again(&other, &sent, &numbers, now).unwrap_err().is_invalid());
                 assert!(answer_again(&sent, &other, &numbers, now).unwrap_err().is_invalid());
@@ -226,9 +227,9 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_an_error_and_never_an_answer() {
         let stored = StoredLimit::new("api", Limit::fixed_window(9, Micros::from_secs(1)).unwrap());
-        let item = StoredCharge { limit: &stored, key: "k", cost: Cost::ONE, shadow: false };
+        let charge = StoredCharge { limit: &stored, key: "k", cost: Cost::ONE, shadow: false };
         assert!(reading(&stored.limit, &[-1, 0, 0]).is_err());
-        assert!(readings(&MergedCharges::of(&[item]), &[1, 2]).is_err());
+        assert!(readings(&MergedCharges::of(&[charge]), &[1, 2]).is_err());
         for remembered in [&[1, 2, 3][..], &[9, 1, 1, 1, 1, 0, 0], &[3, 1, 1, 1, 1, 0, 5]] {
             let error = answer_again(remembered, remembered, &[0; READING], Micros::ZERO).unwrap_err();
             assert_eq!(error.failure(), Some(Failure::Reply), "{error}");

@@ -1,10 +1,10 @@
 -- Settles a held charge: corrects, releases or renews it. Locks and arithmetic are as in charge.sql.
 
--- Corrects a held charge, once. The kind is cancel, actual, positions (an amount for each item of the charge, in order), each (an
+-- Corrects a held charge, once. The kind is cancel, actual, positions (an amount for each charge of the call, in order), each (an
 -- amount for each named limit; the others keep their reserved cost; without names, leases are released and nothing is corrected)
 -- or renew. The result is done, already or unknown; differ, if one actual amount was given for limits with different reserved
 -- costs; unnamed, if an amount was given for a limit that is not in the hold; count, if the number of amounts is not the number
--- of items. differ and unnamed come with the limits and their reserved costs, count with the number of items.
+-- of charges. differ and unnamed come with the limits and their reserved costs, count with the number of charges.
 create or replace function {prefix}settle(
     hold_id uuid, kind text, one_actual bigint, actual_names text[], actuals bigint[], clock_us bigint, not_after timestamptz,
     out verdict text, out server_us bigint, out held_names text[], out held_costs bigint[])
@@ -17,7 +17,7 @@ declare
   real_cost bigint;
   real_costs bigint[] := '{}';
   is_debt boolean[] := '{}';
-  items integer;
+  charge_count integer;
   numbers bigint[];
   sums bigint[] := '{}';
   old_costs bigint[] := '{}';
@@ -47,19 +47,19 @@ begin
     verdict := 'unnamed';
     return;
   elsif kind = 'positions' then
-    items := cardinality(held.asked) / 7;
-    if cardinality(actuals) <> items then
+    charge_count := cardinality(held.asked) / 7;
+    if cardinality(actuals) <> charge_count then
       verdict := 'count';
-      held_costs := array[items];
+      held_costs := array[charge_count];
       return;
     end if;
-    -- The sum of the items of each part, and the parts that were charged, in order.
-    for part in 1 .. items loop
+    -- The sum of the charges of each part, and the parts that were charged, in order.
+    for part in 1 .. charge_count loop
       sums[held.asked[7 * part] + 1] := least(coalesce(sums[held.asked[7 * part] + 1], 0) + actuals[part], 9007199254740991);
     end loop;
     select array_agg(charged.number order by charged.number) into numbers
     from (select distinct held.asked[7 * i] + 1 as number
-          from generate_series(1, items) as i where held.asked[7 * i - 1] >= 2) as charged;
+          from generate_series(1, charge_count) as i where held.asked[7 * i - 1] >= 2) as charged;
     -- Older holds do not say which parts were charged, and do not contain the parts that a shadow limit denied. A part is matched
     -- by the same numbers and cost: if several match, the dearest, so that never more is given back than was charged; if none
     -- matches, the reserved cost.
@@ -67,7 +67,7 @@ begin
       for part in 1 .. parts loop
         old_costs[part] := (
           select coalesce(max(sums[held.asked[7 * i] + 1]), held.costs[part])
-          from generate_series(1, items) as i
+          from generate_series(1, charge_count) as i
           where held.asked[7 * i - 6] = held.strategies[part] and held.asked[7 * i - 2] = held.costs[part]
             and case when held.strategies[part] <= 2 then held.asked[7 * i - 3] = held.parameters[5 * part - 2]
                      else held.asked[7 * i - 5 : 7 * i - 4] = held.parameters[5 * part - 4 : 5 * part - 3] end);

@@ -29,7 +29,7 @@ use crate::{ChargeId, Cost, Failure, Micros, StoreError, StoredCharge, StoredLim
 /// The most calls in a batch.
 const MOST_IN_BATCH: usize = 32;
 
-/// Which number of a remembered item has the shadow flag, and what is added to it if the item was charged.
+/// Which number of a remembered charge has the shadow flag, and what is added to it if it was charged.
 const SHADOW_OF_ASKED: usize = 5;
 const CHARGED: i64 = 2;
 

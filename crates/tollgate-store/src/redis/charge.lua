@@ -26,15 +26,15 @@ local first_after, stride = 4 + 10 * width, is_hold and width + 1 or width
 
 -- The stored hold (hold.lua) is hold_head; for each part hold_part, its start and its key; and the numbers of the answer. A hold
 -- lasts for the requested time, or as long as its longest lease. Without a hold, leases have no holder.
-local ttl_us, question, name_at = 0, '', 1
+local ttl_us, request, name_at = 0, '', 1
 if is_hold then
-  ttl_us, question, name_at = ARGV[first_after] + 0, ARGV[first_after + 1], ARGV[first_after + 2] + 1
+  ttl_us, request, name_at = ARGV[first_after] + 0, ARGV[first_after + 1], ARGV[first_after + 2] + 1
 else
   holder = string.rep('\0', 16)
 end
 
 local function hold_head(lasts_us)
-  return pack_hold(0, now_us, lasts_us, 0, question, width)
+  return pack_hold(0, now_us, lasts_us, 0, request, width)
 end
 
 local function hold_ms(lasts_us)

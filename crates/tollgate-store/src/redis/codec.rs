@@ -157,24 +157,25 @@ fn read_one(limit: Limit, numbers: &[u64]) -> Option<(Reading, &[u64])> {
 }
 
 /// The request of a held charge, as stored. Empty if the parts contain the same: no pair was merged, and each cost could fit.
-pub(super) fn remembered_request(items: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> String {
-    let is_plain = items.len() == parts.parts.len()
+pub(super) fn remembered_request(charges: &[StoredCharge<'_>], parts: &MergedCharges<'_>) -> String {
+    let is_plain = charges.len() == parts.parts.len()
         && parts.parts.iter().all(|part| part.limit.limit.price(part.cost).is_some());
-    if is_plain { String::new() } else { write(items) }
+    if is_plain { String::new() } else { write(charges) }
 }
 
-/// A charge as text: a line for each item, with shadow mode, cost, key, name and limit. Keys are numbered, not written: the
+/// A call as text: a line for each charge, with shadow mode, cost, key, name and limit. Keys are numbered, not written: the
 /// answer depends only on which of them are equal.
-pub(super) fn write(items: &[StoredCharge<'_>]) -> String {
+pub(super) fn write(charges: &[StoredCharge<'_>]) -> String {
     let mut keys: Vec<&str> = Vec::new();
     let mut text = String::new();
-    for item in items {
-        let key = keys.iter().position(|key| *key == item.key).unwrap_or_else(|| {
-            keys.push(item.key);
+    for charge in charges {
+        let key = keys.iter().position(|key| *key == charge.key).unwrap_or_else(|| {
+            keys.push(charge.key);
             keys.len() - 1
         });
-        let _ = write!(text, "{} {} {key} {} ", u8::from(item.shadow), item.cost.get(), item.limit.name);
-        let [strategy, one, two, three] = limit_codec::write(&item.limit.limit);
+        let _ =
+            write!(text, "{} {} {key} {} ", u8::from(charge.shadow), charge.cost.get(), charge.limit.name);
+        let [strategy, one, two, three] = limit_codec::write(&charge.limit.limit);
         let _ = writeln!(text, "{strategy} {one} {two} {three}");
     }
     text
@@ -182,12 +183,12 @@ pub(super) fn write(items: &[StoredCharge<'_>]) -> String {
 
 /// A charge that was read back from text.
 pub(super) struct RememberedCharge {
-    items: Vec<(StoredLimit, String, Cost, bool)>,
+    charges: Vec<(StoredLimit, String, Cost, bool)>,
 }
 
 impl RememberedCharge {
     pub(super) fn read(text: &str) -> Option<RememberedCharge> {
-        let items = text.lines().map(|line| {
+        let charges = text.lines().map(|line| {
             let words: Vec<&str> = line.split(' ').collect();
             let [shadow, cost, key, name, strategy, one, two, three] = words[..] else { return None };
             let number = |word: &str| word.parse::<u64>().ok();
@@ -195,12 +196,12 @@ impl RememberedCharge {
             let limit = StoredLimit::new(name, limit?);
             Some((limit, key.to_owned(), Cost::new(number(cost)?)?, shadow == "1"))
         });
-        items.collect::<Option<Vec<_>>>().map(|items| RememberedCharge { items })
+        charges.collect::<Option<Vec<_>>>().map(|charges| RememberedCharge { charges })
     }
 
-    pub(super) fn items(&self) -> Vec<StoredCharge<'_>> {
-        let items = self.items.iter();
-        items
+    pub(super) fn charges(&self) -> Vec<StoredCharge<'_>> {
+        let charges = self.charges.iter();
+        charges
             .map(|(limit, key, cost, shadow)| StoredCharge { limit, key, cost: *cost, shadow: *shadow })
             .collect()
     }
@@ -231,29 +232,29 @@ mod tests {
             Limit::concurrency(5, second),
         ]
         .map(|limit| StoredLimit::new("a.b-c_1", limit.unwrap()));
-        let mut items = Vec::new();
+        let mut charges = Vec::new();
         for (index, limit) in limits.iter().enumerate() {
             let key = if index % 2 == 0 { "x y\n z" } else { "other" };
-            items.push(StoredCharge {
+            charges.push(StoredCharge {
                 limit,
                 key,
                 cost: Cost::new(index as u64 + 1).unwrap(),
                 shadow: index == 3,
             });
         }
-        let text = write(&items);
+        let text = write(&charges);
         assert!(!text.contains("x y"), "no key is kept");
         let remembered = RememberedCharge::read(&text).unwrap();
-        let back = remembered.items();
-        assert_eq!(back.len(), items.len());
-        for (one, other) in back.iter().zip(&items) {
+        let back = remembered.charges();
+        assert_eq!(back.len(), charges.len());
+        for (one, other) in back.iter().zip(&charges) {
             assert_eq!((one.limit, one.cost, one.shadow), (other.limit, other.cost, other.shadow));
         }
         assert_eq!((back[0].key, back[1].key, back[2].key), ("0", "1", "0"));
         for wrong in ["1", "1 2 3 n 7 1 1 1\n", "0 0 0 n 3 5 1000 0\n", "0 1 0 n 3 0 1000 0\n"] {
             assert!(RememberedCharge::read(wrong).is_none(), "{wrong}");
         }
-        assert_eq!(RememberedCharge::read("").unwrap().items().len(), 0);
+        assert_eq!(RememberedCharge::read("").unwrap().charges().len(), 0);
     }
 
     #[test]

@@ -22,7 +22,7 @@ end
 local function parse_hold(value)
   local head, at = hold_values(value, 6, 0, 5)
   local hold = {
-    settled = head[1], charged_us = head[2], ttl_us = head[3], from_us = head[4], question = head[5], all = {}, parts = {}
+    settled = head[1], charged_us = head[2], ttl_us = head[3], from_us = head[4], request = head[5], all = {}, parts = {}
   }
   if hold.settled ~= 0 and hold.settled ~= 1 then not_ours() end
   hold.end_us = (hold.from_us > 0 and hold.from_us or hold.charged_us) + hold.ttl_us
@@ -43,7 +43,7 @@ local function parse_hold(value)
 end
 
 local function write_hold(key, hold)
-  local texts = {cmsgpack.pack(hold.settled, hold.charged_us, hold.ttl_us, hold.from_us, hold.question, #hold.all)}
+  local texts = {cmsgpack.pack(hold.settled, hold.charged_us, hold.ttl_us, hold.from_us, hold.request, #hold.all)}
   for index, part in ipairs(hold.all) do
     texts[index + 1] = cmsgpack.pack(part.code, part.cost, unpack(part.numbers))
       .. cmsgpack.pack(part.at_us - hold.charged_us, part.name)
@@ -57,10 +57,10 @@ local function name_of(part)
   return string.match(part.name, '^[^}]*}:%a:([^:]+)') or ''
 end
 
--- The request of a hold: a line for each item with shadow mode, cost, number of the key, name of the limit, its strategy and
+-- The request of a hold: a line for each charge with shadow mode, cost, number of the key, name of the limit, its strategy and
 -- three numbers.
-local function question_of(hold)
-  if hold.question ~= '' then return hold.question end
+local function request_of(hold)
+  if hold.request ~= '' then return hold.request end
   local lines = {}
   for index, part in ipairs(hold.all) do
     local one, two, three = unpack(part.numbers)
@@ -79,5 +79,5 @@ local function answer_held(hold)
     at, next_number = cmsgpack.unpack_limit(hold.found, 1, at)
     numbers[#numbers + 1] = format('%d', next_number)
   end
-  return {'HELD', question_of(hold), table.concat(numbers, ',')}
+  return {'HELD', request_of(hold), table.concat(numbers, ',')}
 end

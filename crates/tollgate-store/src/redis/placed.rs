@@ -13,17 +13,17 @@ pub(super) struct Placed {
 
 impl Placed {
     /// The charge that was made.
-    pub(super) fn items(&self) -> Result<codec::RememberedCharge, StoreError> {
+    pub(super) fn charges(&self) -> Result<codec::RememberedCharge, StoreError> {
         codec::RememberedCharge::read(&self.request).ok_or_else(|| codec::no_answer("a hold"))
     }
 
-    /// The actual cost of each part, from one amount for each item.
+    /// The actual cost of each part, from one amount for each charge.
     pub(super) fn totals(&self, actuals: &[u64]) -> Result<Vec<u64>, StoreError> {
-        let remembered = self.items()?;
-        let items = remembered.items();
-        match items.len() == actuals.len() {
-            true => Ok(MergedCharges::of(&items).totals(actuals)),
-            false => Err(StoreError::wrong_count(items.len(), actuals.len())),
+        let remembered = self.charges()?;
+        let charges = remembered.charges();
+        match charges.len() == actuals.len() {
+            true => Ok(MergedCharges::of(&charges).totals(actuals)),
+            false => Err(StoreError::wrong_count(charges.len(), actuals.len())),
         }
     }
 

@@ -3,13 +3,13 @@
 -- The first arguments after the operation are the number of holds, which are all settled in the same way, the prefix of all part
 -- names, and the sixteen bytes of each holder. The first of KEYS are the keys of the holds, or the key to forget. On a cluster
 -- there is one hold, and the keys of its parts follow, because a cluster requires a script to declare its keys. Further arguments
--- by operation. actual: the actual cost; each: the actual cost of each item of the request, in order; pairs: of each part, in the
+-- by operation. actual: the actual cost; each: the actual cost of each charge of the request, in order; pairs: of each part, in the
 -- order of the keys; named: pairs of a limit's name and its actual cost; none for release (leases end and all other charges
 -- stay), cancel, renew and forget. undo is a cancel that also removes the hold, as if it had never been charged. answer and query
 -- only read.
 --
 -- The answer is a list with one element for each hold, or only for the first of them (settle_all.lua): DONE, ALREADY or UNKNOWN;
--- or a list: DIFFERENT with names and costs, if one amount cannot settle them; COUNT with the number of items, if the number of
+-- or a list: DIFFERENT with names and costs, if one amount cannot settle them; COUNT with the number of charges, if the number of
 -- amounts differs; NAMES with the limits of the hold, if another limit was named; STATE if a value was not written by us, FULL if
 -- there is no memory, FAILED if a command failed; and for forget, whether the key existed.
 
@@ -81,22 +81,22 @@ local function settle_one(hold_key)
       end
     end
   elseif operation == 'each' or operation == 'pairs' then
-    -- Maps costs to parts: items of one key and one limit are one part, numbered in the order of their first item.
-    local items, pairs_of, pair_count = 0, {}, 0
+    -- Maps costs to parts: charges of one key and one limit are one part, numbered in the order of their first charge.
+    local charges, pairs_of, pair_count = 0, {}, 0
     if operation == 'pairs' then
       for at = amounts_at, #ARGV do actuals[at - amounts_at + 1] = ARGV[at] + 0 end
     else
-      for key, name in string.gmatch(question_of(hold), '%d %d+ (%d+) (%S+)[^\n]*\n') do
+      for key, name in string.gmatch(request_of(hold), '%d %d+ (%d+) (%S+)[^\n]*\n') do
         local pair = key .. ' ' .. name
         if not pairs_of[pair] then
           pair_count = pair_count + 1
           pairs_of[pair] = pair_count
         end
-        local number, actual = pairs_of[pair], ARGV[amounts_at + items]
-        items = items + 1
+        local number, actual = pairs_of[pair], ARGV[amounts_at + charges]
+        charges = charges + 1
         if actual then actuals[number] = math.min((actuals[number] or 0) + actual, 9007199254740991) end
       end
-      if #ARGV - amounts_at + 1 ~= items then return {'COUNT', format('%d', items)} end
+      if #ARGV - amounts_at + 1 ~= charges then return {'COUNT', format('%d', charges)} end
     end
   elseif operation == 'named' then
     local known, answer = {}, {'NAMES', ''}

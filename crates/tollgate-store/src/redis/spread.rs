@@ -97,7 +97,7 @@ impl RedisStore {
 
     pub(super) async fn charge_spread(
         &self,
-        items: &[StoredCharge<'_>],
+        charges: &[StoredCharge<'_>],
         parts: &MergedCharges<'_>,
         hold: Option<Hold>,
         deadline: Instant,
@@ -126,7 +126,7 @@ impl RedisStore {
                 if groups.is_empty() {
                     groups.push(Group { slot: 0, indexes: Vec::new(), parts: Vec::new(), keys: Vec::new() });
                 }
-                self.charge_held(items, parts, &groups, hold, deadline).await
+                self.charge_held(charges, parts, &groups, hold, deadline).await
             }
         }
     }
@@ -263,7 +263,7 @@ impl RedisStore {
     /// A charge with a hold: claims the hold's place first, and returns the earlier answer if it was charged before.
     async fn charge_held(
         &self,
-        items: &[StoredCharge<'_>],
+        charges: &[StoredCharge<'_>],
         parts: &MergedCharges<'_>,
         groups: &[Group<'_>],
         hold: Hold,
@@ -272,7 +272,7 @@ impl RedisStore {
         let certain = parts.parts.iter().filter(|part| !part.shadow).map(lease_of).max();
         let ttl = certain.unwrap_or_default().max(hold.ttl);
         let hold = Hold { ttl, ..hold };
-        let request = codec::write(items);
+        let request = codec::write(charges);
         let place = Placed {
             request: request.clone(),
             groups: groups
@@ -285,7 +285,7 @@ impl RedisStore {
         {
             if let Some(charged) = self.answer_placed(&before, hold.id, deadline).await? {
                 if before.groups != place.groups
-                    || !parts.is_same_request(&MergedCharges::of(&before.items()?.items()))
+                    || !parts.is_same_request(&MergedCharges::of(&before.charges()?.charges()))
                 {
                     return Err(StoreError::id_taken());
                 }
@@ -295,7 +295,7 @@ impl RedisStore {
         }
         // The request is stored at the place. A hold with a single group also stores it, because its settlement needs it.
         let remembered =
-            if groups.len() == 1 { codec::remembered_request(items, parts) } else { String::new() };
+            if groups.len() == 1 { codec::remembered_request(charges, parts) } else { String::new() };
         self.charge_in_turn(parts, groups, hold, Some(&remembered), deadline).await
     }
 
@@ -307,9 +307,9 @@ impl RedisStore {
         deadline: Instant,
     ) -> Result<Option<Charged>, StoreError> {
         let wrong = || codec::no_answer("a hold");
-        let remembered = place.items()?;
-        let items = remembered.items();
-        let parts = MergedCharges::of(&items);
+        let remembered = place.charges()?;
+        let charges = remembered.charges();
+        let parts = MergedCharges::of(&charges);
         let mut outcomes = blank(&parts);
         for (indexes, keys) in &place.groups {
             let answer = self.send_hold("answer", &texts(keys), id, deadline).await?;

@@ -28,7 +28,7 @@ pub(crate) struct Group {
 /// Divides the charges into groups. A group that waits for another comes after it. All charges of one kind are on one server;
 /// `is_once` says that a call cannot charge one pair twice, and `most` is the most charges of a call.
 pub(crate) fn groups<K: PartialEq>(
-    items: &[StoredCharge<'_>],
+    charges: &[StoredCharge<'_>],
     kind: impl Fn(&StoredCharge<'_>) -> K,
     server: impl Fn(&StoredCharge<'_>) -> u64,
     is_once: bool,
@@ -40,8 +40,8 @@ pub(crate) fn groups<K: PartialEq>(
     let mut open: HashMap<(Option<usize>, usize), usize> = HashMap::new();
     // In which group the last charge of a pair is.
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();
-    for (place, item) in items.iter().enumerate() {
-        let (kind, pair) = (kind(item), (&*item.limit.name, item.key));
+    for (place, charge) in charges.iter().enumerate() {
+        let (kind, pair) = (kind(charge), (&*charge.limit.name, charge.key));
         let kind = kinds.iter().position(|other| *other == kind).unwrap_or_else(|| {
             kinds.push(kind);
             kinds.len() - 1
@@ -57,7 +57,7 @@ pub(crate) fn groups<K: PartialEq>(
         let group = match open.get(&(after, kind)).copied().filter(has_room) {
             Some(group) => group,
             None => {
-                groups.push(Group { server: server(item), places: Vec::new(), after });
+                groups.push(Group { server: server(charge), places: Vec::new(), after });
                 open.insert((after, kind), groups.len() - 1);
                 groups.len() - 1
             }
@@ -75,7 +75,7 @@ struct Lane {
     in_flight: usize,
 }
 
-/// Makes all charges with `call`, which charges one group, and answers in the order of the items. Groups that could not be sent
+/// Makes all charges with `call`, which charges one group, and answers in the order of the charges. Groups that could not be sent
 /// by the deadline are not sent.
 pub(crate) async fn charge<'a, F>(
     count: usize,
@@ -156,7 +156,7 @@ mod tests {
         let (api, other) = (limit("api"), limit("other"));
         let check =
             |charges: &[(&StoredLimit, &str, u64)], is_once, expected: &[(&[usize], Option<usize>)]| {
-                let items: Vec<StoredCharge<'_>> = charges
+                let charges: Vec<StoredCharge<'_>> = charges
                     .iter()
                     .map(|&(limit, key, units)| StoredCharge {
                         limit,
@@ -165,8 +165,8 @@ mod tests {
                         shadow: false,
                     })
                     .collect();
-                let kind = |item: &StoredCharge<'_>| (item.limit.name.clone(), item.cost.get());
-                let groups = groups(&items, kind, |_| 0, is_once, 3);
+                let kind = |charge: &StoredCharge<'_>| (charge.limit.name.clone(), charge.cost.get());
+                let groups = groups(&charges, kind, |_| 0, is_once, 3);
                 let groups: Vec<_> = groups.iter().map(|group| (&group.places[..], group.after)).collect();
                 assert_eq!(groups, expected, "{is_once}");
             };
@@ -197,16 +197,17 @@ mod tests {
         // Each key twice, with different costs: as many groups.
         let cost = |index: usize| Cost::new(1 + index as u64).unwrap();
         let all = keys.iter().chain(&keys).enumerate();
-        let items: Vec<StoredCharge<'_>> = all
+        let charges: Vec<StoredCharge<'_>> = all
             .map(|(index, key)| StoredCharge { limit: &limit, key, cost: cost(index), shadow: false })
             .collect();
-        let server = |item: &StoredCharge<'_>| u64::from(item.key.parse::<usize>().unwrap() < 2 * AT_ONCE);
-        let groups = groups(&items, |item| item.cost.get(), server, true, 64);
+        let server =
+            |charge: &StoredCharge<'_>| u64::from(charge.key.parse::<usize>().unwrap() < 2 * AT_ONCE);
+        let groups = groups(&charges, |charge| charge.cost.get(), server, true, 64);
         let (healthy, made) = (tokio::sync::Semaphore::new(0), std::sync::Mutex::new(Vec::new()));
         let call = |places: Vec<usize>| {
-            let (items, healthy, made) = (&items, &healthy, &made);
+            let (charges, healthy, made) = (&charges, &healthy, &made);
             async move {
-                if server(&items[places[0]]) == 1 {
+                if server(&charges[places[0]]) == 1 {
                     let all = healthy.acquire_many(u32::try_from(4 * AT_ONCE).unwrap()).await.expect("open");
                     drop(all);
                 } else {
@@ -217,11 +218,11 @@ mod tests {
             }
         };
         let deadline = Instant::now() + std::time::Duration::from_secs(60);
-        let charged = charge(items.len(), groups, deadline, call);
+        let charged = charge(charges.len(), groups, deadline, call);
         let outcomes = tokio::time::timeout_at(deadline, charged).await.expect("no charge waits for others");
         assert!(outcomes.iter().all(Result::is_ok));
         let made = made.into_inner().unwrap();
-        assert_eq!(made.len(), items.len());
+        assert_eq!(made.len(), charges.len());
         for key in 0..keys.len() {
             let position = |place| made.iter().position(|made| *made == place);
             assert!(position(key) < position(key + keys.len()), "a pair is charged in order");
@@ -232,9 +233,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_not_begun_by_the_deadline_is_not_sent() {
         let limit = StoredLimit::new("api", Limit::fixed_window(5, Micros::from_secs(60)).unwrap());
-        let item = StoredCharge { limit: &limit, key: "a", cost: Cost::ONE, shadow: false };
-        let items = [item; 9];
-        let groups = groups(&items, |_| (), |_| 0, true, 64);
+        let charges = [StoredCharge { limit: &limit, key: "a", cost: Cost::ONE, shadow: false }; 9];
+        let groups = groups(&charges, |_| (), |_| 0, true, 64);
         let (start, second) = (Instant::now(), std::time::Duration::from_secs(1));
         let sent = std::sync::atomic::AtomicUsize::new(0);
         let call = |places: Vec<usize>| {
@@ -244,7 +244,7 @@ mod tests {
                 Ok(places.iter().map(|_| Ok(Outcome::UNLIMITED)).collect())
             }
         };
-        let outcomes = charge(items.len(), groups, start + 2 * second, call).await;
+        let outcomes = charge(charges.len(), groups, start + 2 * second, call).await;
         assert_eq!(sent.into_inner(), 2);
         assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 2);
         let error = outcomes[8].as_ref().unwrap_err();

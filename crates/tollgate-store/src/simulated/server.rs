@@ -168,21 +168,21 @@ impl SimulatedServer {
         match operation {
             Operation::Each { limit, cost, shadow, keys } => {
                 let limit = self.store.open(limit);
-                let item = |key| MemoryCharge { limit: &limit, key, cost: *cost, shadow: *shadow };
-                let charged = keys.iter().map(|key| self.store.charge_all(&[item(key)], None));
+                let charge = |key| MemoryCharge { limit: &limit, key, cost: *cost, shadow: *shadow };
+                let charged = keys.iter().map(|key| self.store.charge_all(&[charge(key)], None));
                 Ok(Answer::Each(charged.collect::<Result<_, _>>()?))
             }
             Operation::Charge { charges, hold } => {
-                self.with(charges, |items| self.store.charge_all(items, *hold)).map(Answer::Charged)
+                self.with(charges, |charges| self.store.charge_all(charges, *hold)).map(Answer::Charged)
             }
             Operation::Peek(charges) => {
-                Ok(Answer::Charged(self.with(charges, |items| self.store.peek_all(items))))
+                Ok(Answer::Charged(self.with(charges, |charges| self.store.peek_all(charges))))
             }
             Operation::Settle(id, settlement) => self.store.settle(*id, settlement).map(Answer::Settled),
             Operation::Refund(charges) => {
-                self.with(charges, |items| {
-                    for item in items {
-                        item.limit.refund(item.key, item.cost);
+                self.with(charges, |charges| {
+                    for charge in charges {
+                        charge.limit.refund(charge.key, charge.cost);
                     }
                 });
                 Ok(Answer::Refunded)
@@ -197,7 +197,7 @@ impl SimulatedServer {
     fn with<R>(&self, charges: &[OwnedCharge], run: impl FnOnce(&[MemoryCharge<'_>]) -> R) -> R {
         let limits: SmallVec<[MemoryLimit; 4]> =
             charges.iter().map(|charge| self.store.open(&charge.limit)).collect();
-        let items: SmallVec<[MemoryCharge<'_>; 4]> = (charges.iter().zip(&limits))
+        let charges: SmallVec<[MemoryCharge<'_>; 4]> = (charges.iter().zip(&limits))
             .map(|(charge, limit)| MemoryCharge {
                 limit,
                 key: &charge.key,
@@ -205,6 +205,6 @@ impl SimulatedServer {
                 shadow: charge.shadow,
             })
             .collect();
-        run(&items)
+        run(&charges)
     }
 }

@@ -291,33 +291,33 @@ impl Engine {
         }
         let is_named = |charge: &Charge<'_>| matches!(charge.limit.0, Given::Name(_));
         let limits = charges.iter().any(is_named).then(|| self.limits.read());
-        let mut items: SmallVec<[MemoryCharge<'_>; 16]> = SmallVec::new();
+        let mut in_memory: SmallVec<[MemoryCharge<'_>; 16]> = SmallVec::new();
         let mut entries: SmallVec<[&Arc<Entry>; 16]> = SmallVec::new();
         let (mut is_counted, mut is_reported) = (false, false);
         for charge in charges {
-            let (entry, item) = self.find_known(limits.as_deref(), charge)?;
+            let (entry, known) = self.find_known(limits.as_deref(), charge)?;
             is_counted |= entry.path != Path::Fast;
             is_reported |= entry.path == Path::FastDenials;
-            items.push(item);
+            in_memory.push(known);
             entries.push(entry);
         }
         let is_sampled = is_counted && is_sampled();
         let started = (is_sampled || (is_reported && self.watch.times_all(false))).then(Instant::now);
         decision.reserve(charges.len());
         let mut names = entries.iter().map(|entry| entry.name);
-        store.charge_known(&items, |numbers| {
+        store.charge_known(&in_memory, |numbers| {
             decision.push(Outcome::new(names.next().unwrap_or_default(), numbers, Source::Store));
         })?;
         decision.bind();
         if is_counted {
             let took = started.filter(|_| is_sampled).map(|started| started.elapsed());
-            for ((entry, item), outcome) in entries.iter().zip(&items).zip(decision.outcomes()) {
-                entry.meter.count_fast_path(item.key, outcome.is_allowed(), took);
+            for ((entry, charge), outcome) in entries.iter().zip(&in_memory).zip(decision.outcomes()) {
+                entry.meter.count_fast_path(charge.key, outcome.is_allowed(), took);
             }
             if is_reported && !decision.is_allowed() {
                 let entries: SmallVec<[Arc<Entry>; 16]> = entries.into_iter().cloned().collect();
                 // An observer may charge, or reload.
-                drop(items);
+                drop(in_memory);
                 drop(limits);
                 self.report_several_denied(&entries, charges, decision, started, took);
             }

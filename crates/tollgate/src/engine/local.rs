@@ -43,7 +43,7 @@ impl Engine {
                 let answers = [(kernel::Outcome::BLOCKED, Source::NeedsPermit)].into_iter().collect();
                 Answered { answers, trouble: Trouble::default() }
             }
-            (Backend::Memory(_), Some(item)) => Answered::by_store(&[item.limit.charge(item.key, cost)]),
+            (Backend::Memory(_), Some(known)) => Answered::by_store(&[known.limit.charge(known.key, cost)]),
             _ => Answered::default(),
         };
         drop(limits);
@@ -87,8 +87,8 @@ impl Engine {
         let holds_nothing = request.holds_nothing();
         let charges = self.resolve(&limits, request.charges.take(), holds_nothing)?;
         if request.mode == Mode::Refund {
-            for item in charges.iter().filter_map(Resolved::memory_charge) {
-                item.limit.refund(item.key, item.cost);
+            for known in charges.iter().filter_map(Resolved::memory_charge) {
+                known.limit.refund(known.key, known.cost);
             }
             drop(limits);
             self.lines.nudge();
@@ -116,11 +116,12 @@ pub(super) fn run_local(
     mode: Mode,
     identity: Option<Identity>,
 ) -> Result<Answered, Error> {
-    let items: SmallVec<[MemoryCharge<'_>; 4]> = charges.iter().filter_map(Resolved::memory_charge).collect();
+    let in_memory: SmallVec<[MemoryCharge<'_>; 4]> =
+        charges.iter().filter_map(Resolved::memory_charge).collect();
     let is_look = mode == Mode::Peek || charges.iter().any(Resolved::is_denied_outright);
     let counted = match is_look {
-        true => store.peek_all(&items),
-        false => store.charge_all(&items, identity.map(|identity| identity.hold))?,
+        true => store.peek_all(&in_memory),
+        false => store.charge_all(&in_memory, identity.map(|identity| identity.hold))?,
     };
     Ok(Answered::by_store(&counted.outcomes))
 }

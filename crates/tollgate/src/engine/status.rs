@@ -25,7 +25,7 @@ impl Engine {
     /// The same where the counters are in this process.
     pub(crate) fn status_local(&self, entry: &Arc<Entry>, key: KeyRef<'_>) -> Outcome {
         let charge = [self.resolved(EntryRef::Borrowed(entry.newest()), key.parse(), Cost::ONE)];
-        let numbers = charge[0].memory_charge().map(|item| (item.limit.status(item.key), Source::Store));
+        let numbers = charge[0].memory_charge().map(|known| (known.limit.status(known.key), Source::Store));
         *conclude(&charge, numbers.into_iter().collect()).binding()
     }
 

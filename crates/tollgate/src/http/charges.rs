@@ -155,3 +155,49 @@ fn warn(inner: &Inner, limiter: &str, no_key: &NoKey) {
         tracing::warn!(limiter, count, "denied a request without a key: {no_key}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::time::Duration;
+
+    use http::{Request, Response};
+    use tollgate_store::{MemoryOptions, MemoryStore};
+    use tower::{Layer, Service};
+
+    use crate::http::LimitLayer;
+    use crate::key::parsed;
+    use crate::route::{KeyExtractor, Route, RouteLimit};
+    use crate::{Limit, Tollgate};
+
+    /// As `src/tollgate/tests.rs` has it for calls: whatever the store, no key of a request is parsed twice.
+    #[tokio::test]
+    async fn a_request_parses_none_of_its_keys_twice() {
+        let builder = || {
+            let hour = Duration::from_secs(3_600);
+            let limits = ["user", "id", "all"].map(|name| (name, Limit::fixed_window(100, hour).unwrap()));
+            limits.into_iter().fold(Tollgate::builder(), |gate, (name, limit)| gate.limit(name, limit))
+        };
+        let store = MemoryStore::new(MemoryOptions { sweep_every: None, ..MemoryOptions::default() });
+        let gates = [builder().build().unwrap(), builder().store(store).connect().await.unwrap()];
+        for (gate, place) in gates.into_iter().zip(["in this process", "in another store"]) {
+            let routes = [
+                RouteLimit::new("user", KeyExtractor::header("x-user")),
+                RouteLimit::new("id", KeyExtractor::path_parameter("id")).on(Route::at("/users/{id}")),
+                RouteLimit::new("all", KeyExtractor::constant("all")),
+            ];
+            let fine = async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new()));
+            let mut service = LimitLayer::new(&gate, routes).unwrap().layer(tower::service_fn(fine));
+            for (path, user, keys) in
+                [("/", "a:b", 2), ("/users/c%3Ad", "ann", 3), ("/users/c%3Ad", "ann", 3)]
+            {
+                let request = Request::get(path).header("x-user", user).body(()).unwrap();
+                parsed();
+                assert_eq!(service.call(request).await.unwrap().status(), 200, "{place}: {path}");
+                assert!(parsed() <= keys, "{place}: {path}");
+            }
+            assert_eq!(gate.status("user", "x-user:ann").await.unwrap().used(), 2, "{place}");
+            assert_eq!(gate.status("id", "id:c%3Ad").await.unwrap().used(), 2, "{place}");
+        }
+    }
+}

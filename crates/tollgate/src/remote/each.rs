@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 use tollgate_store::{Charged, NodeId, Nodes, StoreError, StoredCharge};
-use tracing::Instrument;
 
 use super::denial_cache::Sent;
 use super::fallback::Act;
@@ -11,22 +10,21 @@ use super::store_call::Missed;
 use super::{Answered, DenialCache, NextStep, Remote};
 use crate::error::Error;
 use crate::policy::entry::Resolved;
-use crate::telemetry::CallRecorder;
 
 impl Remote {
     /// Charges each charge separately, in one call of the store. Each falls back separately, too.
     pub(crate) async fn charge_each(&self, charges: &[Resolved<'_, '_>]) -> Vec<Result<Answered, Error>> {
         let mut answers: Vec<Result<Answered, Error>> = Vec::with_capacity(charges.len());
         let mut asked: SmallVec<[(usize, Option<Sent>, NodeId); 4]> = SmallVec::new();
-        let mut items: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
+        let mut stored: SmallVec<[StoredCharge<'_>; 4]> = SmallVec::new();
         for (index, charge) in charges.iter().enumerate() {
             let answered = match (self.next_step_of_one(charge, DenialCache::Use), charge.stored_charge()) {
-                (NextStep::CallStore(sent), Some(item)) => {
-                    let node = self.shared.store.node_of(&item);
+                (NextStep::CallStore(sent), Some(one)) => {
+                    let node = self.shared.store.node_of(&one);
                     match self.admit(node).await {
                         Ok(()) => {
                             asked.push((index, sent, node));
-                            items.push(item);
+                            stored.push(one);
                             Ok(Answered::default())
                         }
                         Err(missed) => self.fall_back_alone(charge, missed),
@@ -37,17 +35,16 @@ impl Remote {
             };
             answers.push(answered);
         }
-        if items.is_empty() {
+        if stored.is_empty() {
             return answers;
         }
         let in_flight = InFlight::new(self, charges, None);
-        self.shared.tally.called();
         let sent_at = self.shared.clock.now();
-        let call = self.watch.store_call("charge");
-        let outcomes = self.shared.store.charge_each(&items).instrument(call.span()).await;
+        let each = self.shared.store.charge_each(&stored);
         // For metrics a call fails as its first charge does that fails.
-        let failure = outcomes.iter().find_map(|outcome| outcome.as_ref().err());
-        call.done(failure);
+        let outcomes = self
+            .send("charge", each, |outcomes| outcomes.iter().find_map(|outcome| outcome.as_ref().err()))
+            .await;
         let is_any_ambiguous =
             outcomes.iter().any(|outcome| outcome.as_ref().is_err_and(StoreError::is_ambiguous));
         let mut nodes = Nodes::new();

@@ -141,7 +141,7 @@ impl FallbackStore {
         // Nothing is charged if anything is denied already.
         let act = if parts.iter().any(FallbackCharge::denies) { Act::Peek } else { act };
         let local: SmallVec<[MemoryCharge<'_>; 4]> =
-            parts.iter().filter(|part| part.outcome.is_none()).map(|part| self.item(part)).collect();
+            parts.iter().filter(|part| part.outcome.is_none()).map(|part| self.memory_charge(part)).collect();
         let mut counted = self.count(&local, act).into_iter();
         let answer = |part: &FallbackCharge<'_>| {
             let outcome = part.outcome.unwrap_or_else(|| match counted.next() {
@@ -202,7 +202,7 @@ impl FallbackStore {
         partly_counted.insert(hold.id.get(), known);
     }
 
-    fn item<'a>(&self, part: &FallbackCharge<'a>) -> MemoryCharge<'a> {
+    fn memory_charge<'a>(&self, part: &FallbackCharge<'a>) -> MemoryCharge<'a> {
         MemoryCharge {
             limit: self.counters(part.remote),
             key: part.key,
@@ -212,14 +212,14 @@ impl FallbackStore {
     }
 
     /// Charges the limits that count locally, all or none.
-    fn count(&self, items: &[MemoryCharge<'_>], act: Act) -> SmallVec<[Outcome; 4]> {
+    fn count(&self, charges: &[MemoryCharge<'_>], act: Act) -> SmallVec<[Outcome; 4]> {
         match act {
-            Act::Charge(None) | Act::Peek if items.is_empty() => SmallVec::new(),
-            Act::Peek => self.local().peek_all(items).outcomes,
-            Act::Charge(hold) => match self.local().charge_all(items, hold) {
+            Act::Charge(None) | Act::Peek if charges.is_empty() => SmallVec::new(),
+            Act::Peek => self.local().peek_all(charges).outcomes,
+            Act::Charge(hold) => match self.local().charge_all(charges, hold) {
                 Ok(charged) => charged.outcomes,
                 // No room for one more reservation: what cannot be remembered is not admitted.
-                Err(_) => items.iter().map(|_| Outcome::BLOCKED).collect(),
+                Err(_) => charges.iter().map(|_| Outcome::BLOCKED).collect(),
             },
         }
     }

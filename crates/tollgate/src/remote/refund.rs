@@ -12,15 +12,15 @@ use crate::policy::entry::Resolved;
 impl Remote {
     /// Gives charges back. An error means that nothing was given back, unless it is ambiguous.
     pub(crate) async fn refund(&self, charges: &[Resolved<'_, '_>]) -> Result<(), Error> {
-        let items: SmallVec<[StoredCharge<'_>; 4]> =
+        let stored: SmallVec<[StoredCharge<'_>; 4]> =
             charges.iter().filter_map(Resolved::stored_charge).collect();
-        if items.is_empty() {
+        if stored.is_empty() {
             return Ok(());
         }
         // However this ends, the keys may have more left than the denial cache knows.
         let _in_flight = InFlight::new(self, charges, None);
-        let nodes = self.nodes_of(&items, None);
-        let refunded = self.call("refund", nodes, |store| store.refund(&items)).await;
+        let nodes = self.nodes_of(&stored, None);
+        let refunded = self.call("refund", nodes, |store| store.refund(&stored)).await;
         if refunded.is_ok() {
             self.changed(charges);
         }

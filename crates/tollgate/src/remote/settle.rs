@@ -81,8 +81,8 @@ impl Remote {
     ) -> Result<bool, Error> {
         let fingerprint = self.shared.seeds.fingerprint(remote.number, key);
         let ended = self.shared.denials.end([fingerprint].into_iter().collect());
-        let item = StoredCharge { limit: stored, key, cost: Cost::ONE, shadow: false };
-        let nodes = self.nodes_of(&[item], None);
+        let charge = StoredCharge { limit: stored, key, cost: Cost::ONE, shadow: false };
+        let nodes = self.nodes_of(&[charge], None);
         let forgotten = self.call("forget", nodes, |store| store.forget(stored, key)).await;
         let forgotten = forgotten.map_err(Missed::into_error)?;
         let was_here = self.shared.fallback.forget(remote, key);

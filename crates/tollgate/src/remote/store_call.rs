@@ -1,6 +1,7 @@
 //! One call of the store, with its bookkeeping: which nodes it needs, whether they are up, and how it ended.
 //!
-//! Every charge, settlement and status of `remote.rs` goes through [`Remote::call`]. `breaker.rs` decides which node is down;
+//! Every charge, settlement and status goes through [`Remote::call`], except charges that are each made by themselves: their nodes are
+//! admitted, and succeed or fail, one by one in `each.rs`. [`Remote::send`] counts and measures both. `breaker.rs` decides which node is down;
 //! `fallback.rs` answers instead. An invalid call is an answer of the store and not a failure.
 
 use std::sync::atomic::Ordering;
@@ -58,11 +59,11 @@ impl Missed {
 
 impl Remote {
     /// The nodes that a charge needs: those of its keys, and that of its hold.
-    pub(super) fn nodes_of(&self, items: &[StoredCharge<'_>], hold: Option<Hold>) -> Nodes {
-        let of_items = items.iter().map(|item| self.shared.store.node_of(item));
+    pub(super) fn nodes_of(&self, charges: &[StoredCharge<'_>], hold: Option<Hold>) -> Nodes {
+        let of_charges = charges.iter().map(|charge| self.shared.store.node_of(charge));
         let of_hold = hold.map(|hold| self.shared.store.node_of_hold(hold.id));
         let mut nodes = Nodes::new();
-        for node in of_items.chain(of_hold) {
+        for node in of_charges.chain(of_hold) {
             if !nodes.contains(&node) {
                 nodes.push(node);
             }
@@ -83,17 +84,27 @@ impl Remote {
         for node in &nodes {
             self.shared.breakers.of(*node).admit().map_err(Missed::NodeDown)?;
         }
-        self.shared.tally.called();
-        let call = self.watch.store_call(operation);
-        let answer = send(&*self.shared.store).instrument(call.span()).await;
-        call.done(answer.as_ref().err());
-        match answer {
+        match self.send(operation, send(&*self.shared.store), |answer| answer.as_ref().err()).await {
             Ok(answer) => {
                 self.succeeded(&nodes);
                 Ok(answer)
             }
             Err(error) => Err(self.failed(&nodes, error)),
         }
+    }
+
+    /// Waits for a call of the store: counted, measured and in a span.
+    pub(super) async fn send<A>(
+        &self,
+        operation: &'static str,
+        answer: impl Future<Output = A>,
+        failure: impl FnOnce(&A) -> Option<&StoreError>,
+    ) -> A {
+        self.shared.tally.called();
+        let call = self.watch.store_call(operation);
+        let answer = answer.instrument(call.span()).await;
+        call.done(failure(&answer));
+        answer
     }
 
     /// Where the store cannot run a ping beside its callers, one of them waits for it.

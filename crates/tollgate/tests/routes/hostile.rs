@@ -1,51 +1,66 @@
 //! Hostile paths, headers and hosts: the tower layer and the server's gate find the same charges, and nothing gets around them.
 
-use http::{HeaderName, HeaderValue, Method, Request};
+use std::sync::{Arc, Mutex};
+
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use proptest::prelude::*;
+use tollgate::Tollgate;
 use tollgate::config::Config;
-use tollgate::http::Peer;
+use tollgate::http::{LimitLayer, Peer};
 use tollgate::route::{Described, KeyExtractor, MissingKey, RequestHead, Route, RouteLimit, Routes};
+use tollgate::telemetry::{Event, Observer};
+use tower::{Layer, Service};
+
+use crate::service;
 
 const ROUTES: &str = r#"
 [requests]
 trusted_proxies = ["10.0.0.1"]
 
-[limits.api]
-unlimited = true
+[limits]
+all = { unlimited = true }
+login = { unlimited = true }
+user = { unlimited = true }
+below = { unlimited = true }
+host = { unlimited = true }
 
 [[routes]]
-limit = "api"
+limit = "all"
 key = "ip"
 
 [[routes]]
 path = "/login"
 method = ["POST", "PUT"]
-limit = "api"
+limit = "login"
 key = "header:x-user"
 
 [[routes]]
 path = "/users/{id}"
-limit = "api"
+limit = "user"
 key = "{id}"
 if_missing = "skip"
 
 [[routes]]
 path = "/api/*"
 except = ["/api/health", "/api/docs/*"]
-limit = "api"
+limit = "below"
 key = "header:x-user"
 if_missing = "shared"
 
 [[routes]]
 host = ["*.example.com", "example.com"]
 headers = { x-plan = "free*" }
-limit = "api"
+limit = "host"
 key = "bearer"
 if_missing = "ip"
 "#;
 
+fn config() -> Config {
+    Config::parse(ROUTES).expect("a sound config")
+}
+
 fn routes() -> Routes {
-    let config = Config::parse(ROUTES).expect("a sound config");
+    let config = config();
     Routes::new(config.routes).expect("sound routes").read_by(config.requests.reader())
 }
 
@@ -53,6 +68,30 @@ fn routes() -> Routes {
 fn charges<'a>(routes: &'a Routes, request: &RequestHead<'a>) -> Vec<(usize, String)> {
     let key = |key: Result<tollgate::Key<'_>, _>| key.map_or("!".to_owned(), |key| key.to_string());
     routes.charges(request).map(|charge| (charge.route, key(charge.key))).collect()
+}
+
+/// Collects the limit and the key of each charge that is decided, with `!` for a request without a key.
+#[derive(Default)]
+struct Charged(Mutex<Vec<(String, String)>>);
+
+impl Observer for Charged {
+    fn decided(&self, event: &Event<'_>) {
+        let key = event.key.reveal().map_or("!".to_owned(), |key| key.to_string());
+        self.0.lock().unwrap().push((event.limiter.to_owned(), key));
+    }
+}
+
+/// What a layer from the same config charges for a request, and its answer.
+fn charged_by_the_layer(request: Request<()>) -> (StatusCode, Vec<(String, String)>) {
+    let (config, charged) = (config(), Arc::new(Charged::default()));
+    let gate = Tollgate::builder().config(&config).observer(charged.clone()).build().expect("a gate");
+    let layer = LimitLayer::from_config(&gate, &config).expect("a layer");
+    let mut app = layer.layer(service::of(|_: &Request<()>| Response::new(String::new())));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let response = runtime.block_on(app.call(request)).expect("an answer");
+    let mut found = std::mem::take(&mut *charged.0.lock().unwrap());
+    found.sort();
+    (response.status(), found)
 }
 
 fn names() -> impl Strategy<Value = String> {
@@ -69,7 +108,7 @@ fn names() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// The gate is reported the method, the target and the headers; the layer has them. Both find the same.
+    /// The gate is reported the method, the target and the headers; the layer has them. Both find the same, and the layer charges it.
     #[test]
     fn layer_and_gate_find_the_same_charges(
         method in "GET|POST|PUT|HEAD|BREW",
@@ -96,6 +135,18 @@ proptest! {
         let at_gate = routes.described(&described).map(|request| charges(&routes, &request));
         let in_layer = routes.head(&request).map(|request| charges(&routes, &request));
         prop_assert_eq!(&at_gate, &in_layer);
+        let (status, charged) = charged_by_the_layer(request.clone());
+        match &in_layer {
+            Err(_) => prop_assert_eq!((status, charged), (StatusCode::BAD_REQUEST, Vec::new())),
+            Ok(found) => {
+                let name = |route| routes.limits().nth(route).and_then(|limit| limit.limit()).unwrap_or_default();
+                let mut found: Vec<_> = found.iter().map(|(route, key)| (name(*route).to_owned(), key.clone())).collect();
+                found.sort();
+                let is_denied = found.iter().any(|(_, key)| key == "!");
+                prop_assert_eq!(status, if is_denied { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK });
+                prop_assert_eq!(charged, found);
+            }
+        }
         if let Ok(found) = in_layer {
             // No request gets around the limit that is on all of them, and it always has a key.
             prop_assert!(found.first().is_some_and(|(route, key)| *route == 0 && key.starts_with("ip:")), "{:?}", found);

@@ -95,6 +95,8 @@ async fn count_all(gate: &Tollgate, server: &mut impl Counted, expected: &[&str]
         check("a permit", expected);
         permit.release().await.expect("release");
         check("a permit that is released", expected);
+        assert!(gate.status("bucket", &two).await.expect("status").is_allowed());
+        check("a status", expected);
     }
 }
 

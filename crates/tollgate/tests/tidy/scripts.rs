@@ -1,13 +1,19 @@
-//! Names in what is not Rust: the page's code, and configurations for other programs.
+//! Names in what is not Rust: the scripts and statements of the stores, the page's code, and configurations for other programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where such files are, and how their names end.
-const PLACES: [(&str, &[&str]); 2] = [
+const PLACES: [(&str, &[&str]); 5] = [
+    ("crates/tollgate-kernel/src", &["lua", "sql"]),
+    ("crates/tollgate-store/src", &["lua", "sql"]),
+    ("crates/tollgate-jobs/src", &["lua", "sql"]),
     ("crates/tollgate-server/src/front/page", &["js"]),
     ("deploy", &["Caddyfile", "cfg", "conf", "json", "lua", "service", "toml", "yaml", "yml"]),
 ];
+
+/// A migration that has run cannot change.
+const UNCHANGEABLE: &str = "migrations";
 
 /// What the scanner stands in.
 enum Inside {
@@ -23,7 +29,7 @@ pub(crate) fn files(root: &Path) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(directory) else { return };
         for path in entries.map(|entry| entry.expect("an entry").path()) {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if path.is_dir() {
+            if path.is_dir() && name != UNCHANGEABLE {
                 walk(&path, ends, found);
             } else if ends.contains(&name.rsplit('.').next().unwrap_or_default()) {
                 found.push(path);

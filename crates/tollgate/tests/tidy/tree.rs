@@ -92,6 +92,13 @@ const BANNED_IN_SHORT: [&str; 13] = [
 /// Names that have such a word because the field does: a frame of HTTP/2, and numbers around zero.
 const ALLOWED_SHORT: [&str; 2] = ["GO_AWAY", "around_zero"];
 
+/// Columns of stored functions. PostgreSQL replaces no function whose columns have other names (ARCHITECTURE.md).
+const ALLOWED_COLUMNS: [&str; 1] = ["verdict"];
+
+/// The types that have `rule` for `limit`, which is the word of the glossary: what a policy has under a name, and what Envoy calls so
+/// (ARCHITECTURE.md).
+const ALLOWED_RULES: [&str; 3] = ["EnvoyRule", "EnvoyRules", "Rule"];
+
 /// Names that no type may have as a whole, where that is so, and what to use instead. A part of a key or of a body is another thing.
 const BANNED_TYPES: [(&str, &str, &str); 8] = [
     ("Ask", "crates", "Charge"),
@@ -160,6 +167,9 @@ const ALIASES: [(&str, &str); 5] = [
     ("grpc", "response"),
     ("Tollgate", "tollgate"),
 ];
+
+/// Folders that the map describes as one: a file for each strategy, or for each check of the suite.
+const WHOLE_FOLDERS: [&str; 5] = ["algorithm", "conformance", "quick", "several", "upsert"];
 
 /// A checkout of the repository.
 pub(crate) struct Tree {
@@ -306,7 +316,9 @@ pub(crate) fn banned_everywhere(name: &str) -> Option<&'static str> {
 /// The public items of a file whose signature has a word: functions with their parameters, fields, and enums with theirs.
 pub(crate) fn signatures_with<'c>(code: &'c str, word: &str) -> Vec<&'c str> {
     let production = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-    let is_named = |text: &str| identifiers(text).contains(&word);
+    // A path is not an identifier.
+    let is_named =
+        |text: &str| if word.contains(':') { text.contains(word) } else { identifiers(text).contains(&word) };
     let of_enum = |rest: &'c str| rest.starts_with("enum ").then(|| rest.split("\n}").next()).flatten();
     let of_field = |rest: &'c str| {
         let line = rest.lines().next().unwrap_or_default();
@@ -322,6 +334,24 @@ pub(crate) fn signatures_with<'c>(code: &'c str, word: &str) -> Vec<&'c str> {
         .map(signature)
         .filter(|signature| is_named(signature))
         .collect()
+}
+
+/// The names under which a piece of code knows the kernel's `Outcome`, whose numbers are in `Micros`.
+pub(crate) fn names_of_numbers(code: &str) -> Vec<&str> {
+    let imports = code.split(';').filter_map(|item| item.split_once("use tollgate_kernel::"));
+    let names = imports.flat_map(|(_, list)| list.split(['{', '}', ','])).map(str::trim);
+    let own = names.filter_map(|name| match name.split_once(" as ") {
+        Some(("Outcome", alias)) => Some(alias),
+        _ => (name == "Outcome").then_some(name),
+    });
+    own.chain(names_file(code, "kernel::Outcome").then_some("kernel::Outcome")).collect()
+}
+
+/// Whether a text names a file: not as the end of a longer name.
+pub(crate) fn names_file(text: &str, file: &str) -> bool {
+    let is_name = |character: char| character.is_alphanumeric() || character == '_';
+    text.match_indices(file)
+        .any(|(at, _)| !text[..at].ends_with(is_name) && !text[at + file.len()..].starts_with(is_name))
 }
 
 /// The phrases of the old vocabulary in a line: in its comment, or in its texts. Code is not looked at.
@@ -376,6 +406,32 @@ impl Tree {
 
     fn source(&self) -> PathBuf {
         self.root.join("crates/tollgate/src")
+    }
+
+    /// The files of a crate that the map names neither themselves nor by their folder.
+    pub(crate) fn unmapped(&self, source: &str, map: &str) -> Vec<String> {
+        let directory = self.root.join(source);
+        let scripts = scripts::files(&self.root).into_iter().filter(|file| file.starts_with(&directory));
+        let is_mapped = |file: &Path| {
+            let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let (file_name, stem) = (name(file), name(&file.with_extension("")));
+            let folders: Vec<String> = file
+                .strip_prefix(&directory)
+                .unwrap_or(file)
+                .iter()
+                .map(|part| part.to_string_lossy().into())
+                .collect();
+            matches!(&*file_name, "lib.rs" | "tests.rs")
+                || names_file(map, &file_name)
+                || folders.iter().any(|folder| WHOLE_FOLDERS.contains(&folder.as_str()))
+                || (file.with_extension("").is_dir() && names_file(map, &format!("{stem}/")))
+        };
+        self.files(source)
+            .into_iter()
+            .chain(scripts)
+            .filter(|file| !is_mapped(file))
+            .map(|file| file.display().to_string())
+            .collect()
     }
 
     /// The module of the library that a file belongs to.
@@ -445,6 +501,11 @@ impl Tree {
                 }
             }
             for name in defined_by(&code, &["struct", "enum", "trait"]) {
+                if words(name).iter().any(|word| word == "rule" || word == "rules")
+                    && !ALLOWED_RULES.contains(&name)
+                {
+                    found.push(format!("{}: the type `{name}` has `rule`; use limit", file.display()));
+                }
                 let is_banned = |(banned, place, _): &&(&str, &str, &str)| {
                     *banned == name && file.starts_with(self.root.join(place))
                 };
@@ -456,15 +517,18 @@ impl Tree {
         found
     }
 
-    /// Every identifier with a word that none may have, once for each file. The page's code and configurations are scanned too.
+    /// Every identifier with a word that none may have, once for each file. Scripts, statements, the page's code and configurations are
+    /// scanned too.
     pub(crate) fn banned_identifiers(&self) -> Vec<String> {
         let mut found = Vec::new();
         let rust = SOURCES.iter().flat_map(|directory| self.files(directory));
         for file in rust.chain(scripts::files(&self.root).into_iter().filter(|file| scripts::is_code(file))) {
             let text = fs::read_to_string(&file).expect("text");
-            let is_rust = file.extension().is_some_and(|extension| extension == "rs");
+            let is = |wanted: &str| file.extension().is_some_and(|extension| extension == wanted);
+            let (is_rust, is_sql) = (is("rs"), is("sql"));
             let names = if is_rust { identifiers(&text) } else { scripts::identifiers(&text) };
-            let names: BTreeSet<&str> = names.into_iter().collect();
+            let is_allowed = |name: &&str| is_sql && ALLOWED_COLUMNS.contains(name);
+            let names: BTreeSet<&str> = names.into_iter().filter(|name| !is_allowed(name)).collect();
             for (name, word) in names.into_iter().filter_map(|name| Some((name, banned_everywhere(name)?))) {
                 found.push(format!("{}: `{name}` has `{word}`", file.display()));
             }

@@ -3,8 +3,8 @@
 //! A call whose message has not come whole holds a stream, a task and what it has sent so far (some 12 KiB with its first 4 KiB), and
 //! so does one that streams answers for as long as it likes (health, reflection). A peer may have a hundred of them on each of its
 //! connections. So a call that is waited for takes a seat: first one of the few that each connection has for itself, then one of those
-//! for all, of which one peer has a quarter at most. Streams may sit for an hour, and have seats apart: they keep
-//! nobody waiting of whom more is to come. Calls of honest peers come whole or nearly so, and leave their seat at once: those few are
+//! for all, of which one peer has a quarter at most. Streams may last for an hour and have a
+//! separate limit, so they cannot block incomplete calls. Calls of honest peers come whole or nearly so, and leave their seat at once: those few are
 //! enough for them, whichever others have seats. A call that waits for its store takes none.
 
 use std::collections::HashMap;

@@ -169,12 +169,12 @@ async fn so_it_is_where_limits_are_named_with_every_charge() {
     for count in 1..1_000 {
         let limit = hourly(count);
         let cost = Cost::new(10 * count).unwrap();
-        let item = StoredCharge { limit: &limit, key: "a", cost, shadow: false };
-        assert_eq!(Store::charge(&store, &[item], None).await.unwrap().allowed, count == 1, "{count}");
+        let charge = StoredCharge { limit: &limit, key: "a", cost, shadow: false };
+        assert_eq!(Store::charge(&store, &[charge], None).await.unwrap().allowed, count == 1, "{count}");
         assert!(sets(&store) <= MOST_IDLE_SIBLINGS + 2, "{} tables", sets(&store));
         let windows = StoredLimit::new("log", Limit::sliding_window(1, Micros::from_secs(count)).unwrap());
-        let item = StoredCharge { limit: &windows, cost: Cost::ONE, ..item };
-        assert_eq!(Store::charge(&store, &[item], None).await.unwrap().allowed, count == 1);
+        let charge = StoredCharge { limit: &windows, cost: Cost::ONE, ..charge };
+        assert_eq!(Store::charge(&store, &[charge], None).await.unwrap().allowed, count == 1);
     }
     let tables = store.inner.tables.lock();
     let limits = tables.by_name["log"].sets.iter().map(|set| set.limits.len()).sum::<usize>();
@@ -268,8 +268,8 @@ fn a_key_named_by_two_sets_of_numbers_in_one_charge_is_charged_once() {
     use crate::MemoryCharge;
     let (store, _) = store(10);
     let [one, seven] = [1, 7].map(|count| store.open(&tokens(count)));
-    let item = |limit| MemoryCharge { limit, key: "a", cost: Cost::new(3).unwrap(), shadow: false };
-    let charged = store.charge_all(&[item(&one), item(&seven)], None).unwrap();
+    let charge = |limit| MemoryCharge { limit, key: "a", cost: Cost::new(3).unwrap(), shadow: false };
+    let charged = store.charge_all(&[charge(&one), charge(&seven)], None).unwrap();
     assert!(charged.allowed && charged.outcomes.iter().all(|outcome| outcome.remaining == 4));
     assert_eq!((store.keys(), store.used()), (1, 1));
     assert_eq!(seven.peek("a", Cost::MAX).remaining, 64);
@@ -303,9 +303,9 @@ fn keys_that_move(
     let keys: Vec<(String, [AtomicU64; 3])> =
         (0..40).map(|key| (format!("key {key}"), Default::default())).collect();
     let charge = |which: usize, (key, admitted): &(String, [AtomicU64; 3]), by_all: bool| {
-        let item = MemoryCharge { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
+        let charge = MemoryCharge { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
         let allowed = match by_all {
-            true => store.charge_all(&[item], None).unwrap().allowed,
+            true => store.charge_all(&[charge], None).unwrap().allowed,
             false => limits[which].charge(key, Cost::ONE).allowed,
         };
         admitted[which].fetch_add(u64::from(allowed), Ordering::Relaxed);
@@ -313,8 +313,8 @@ fn keys_that_move(
     };
     let hold = |which: usize, (key, _): &(String, [AtomicU64; 3])| {
         let id = ChargeId::random();
-        let item = MemoryCharge { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
-        store.charge_all(&[item], Some(Hold { id, ttl: Micros::from_secs(60) })).unwrap();
+        let charge = MemoryCharge { limit: &limits[which], key, cost: Cost::ONE, shadow: false };
+        store.charge_all(&[charge], Some(Hold { id, ttl: Micros::from_secs(60) })).unwrap();
         store.settle(id, &Settlement::Cancel).unwrap();
         store.release(id);
     };

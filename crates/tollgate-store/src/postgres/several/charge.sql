@@ -10,7 +10,7 @@
 -- bucket under the numbers of the charge, or a log in the state with a retention time that is long enough for the window.
 with locked as materialized (
   select s.*
-  from (select set_config('lock_timeout', $11::integer::text, true) offset 0) as patience, {prefix}state as s
+  from (select set_config('lock_timeout', $11::integer::text, true) offset 0) as lock_timeout, {prefix}state as s
   where s.key = any ($1::uuid[]) order by s.key for update of s),
 -- Evaluated once, after all locks.
 clock as materialized (
@@ -32,9 +32,9 @@ seen as materialized (
          as asked (key, charge, limit_name, strategy, n1, n2, n3, price_us, price_rest, is_shadow, place)
        left join locked as s on s.key = asked.key
   window charges as (partition by asked.charge)),
-said as ({outcomes}),
+outcomes as ({outcomes}),
 decided as materialized (
-  select said.*, bool_and(said.allowed or said.is_shadow) over (partition by said.charge) as passed from said),
+  select o.*, bool_and(o.allowed or o.is_shadow) over (partition by o.charge) as passed from outcomes as o),
 written as (
   insert into {prefix}state as s (
     key, limit_name, a, b, c, d, e, f, extra, log_us, log_sums, admitted, at_us, tail_us, sweep_us)

@@ -19,7 +19,7 @@ on conflict (key) do update set d = excluded.d, e = excluded.e, f = excluded.f,
          select allowed, next_us, next_rest, next_extra
          from {prefix}{strategy}_charge(
            s.a, s.b, s.d, s.e, s.f, s.extra,
-           $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, $8::bigint, now_us) offset 0) as said)
+           $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, $8::bigint, now_us) offset 0) as outcome)
 where clock_timestamp() <= $10::timestamptz
 returning s.key, s.admitted, s.at_us,
   {prefix}token_bucket_before_us(s.a, s.b, $7::bigint, $8::bigint, s.admitted, s.at_us),

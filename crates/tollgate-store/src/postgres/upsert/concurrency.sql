@@ -9,7 +9,7 @@ from {charged}, (select coalesce($6::bigint, {prefix}now_us()) as now_us offset 
      lateral (select {prefix}concurrency_end($4::bigint, now_us) as end_us offset 0) as lease
 where clock_timestamp() <= $7::timestamptz
 on conflict (key) do update set (a, b, c, d, log_us, log_sums, holders, admitted, at_us) = (
-  select said.*, now_us
+  select outcome.*, now_us
   from (select greatest(excluded.at_us, s.at_us) as now_us, {prefix}concurrency_end($4::bigint, greatest(excluded.at_us, s.at_us)) as end_us
         offset 0) as clock,
        -- How many leases have ended, and their sum.
@@ -32,7 +32,7 @@ on conflict (key) do update set (a, b, c, d, log_us, log_sums, holders, admitted
          from {prefix}short_leases_charge(
            s.a, s.b, s.c, s.d, s.log_us, s.log_sums, s.holders, $3::bigint, $4::bigint, $5::bigint, excluded.holders[1], now_us)
            as charge
-         where is_append is not true) as said)
+         where is_append is not true) as outcome)
 where clock_timestamp() <= $7::timestamptz and (s.c = 0 or s.log_us is not null)
   and least(s.c + 1, $3::bigint) <= {prefix}short_leases_most(coalesce(s.holders, excluded.holders) is not null)
 returning s.key, s.admitted, s.at_us,

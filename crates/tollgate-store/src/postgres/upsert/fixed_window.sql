@@ -12,7 +12,7 @@ on conflict (key) do update set (a, b, d, admitted, at_us) = (
        lateral (
          select allowed, next_end_us, next_count, next_start_us
          from {prefix}fixed_window_charge(
-           s.a, s.b, s.d, $3::bigint, $4::bigint, $5::bigint, $6::bigint, now_us) offset 0) as said)
+           s.a, s.b, s.d, $3::bigint, $4::bigint, $5::bigint, $6::bigint, now_us) offset 0) as outcome)
 where clock_timestamp() <= $8::timestamptz
 returning s.key, s.admitted, s.at_us, s.a, s.b - case when s.admitted then $6::bigint else 0 end,
   greatest(coalesce(s.d, s.a - $4::bigint), 0)

@@ -9,7 +9,7 @@ select charged.key, $2::text, now_us, $5::bigint, 1, now_us, $3::bigint > 0, now
 from {charged}, (select coalesce($6::bigint, {prefix}now_us()) as now_us offset 0) as clock
 where clock_timestamp() <= $7::timestamptz
 on conflict (key) do update set (a, b, c, d, tail_us, log_us, log_sums, admitted, at_us) = (
-  select said.*, now_us
+  select outcome.*, now_us
   from (select greatest(excluded.at_us, s.at_us) as now_us, {prefix}sliding_window_now(s.a, greatest(excluded.at_us, s.at_us)) as entry_us
         offset 0) as clock,
        -- How many entries have expired, and their sum.
@@ -33,7 +33,7 @@ on conflict (key) do update set (a, b, c, d, tail_us, log_us, log_sums, admitted
          select charge.*
          from {prefix}short_log_charge(
            s.a, s.b, s.c, s.d, s.tail_us, s.log_us, s.log_sums, $3::bigint, $4::bigint, $5::bigint, now_us) as charge
-         where is_append is not true) as said)
+         where is_append is not true) as outcome)
 where clock_timestamp() <= $7::timestamptz and (s.c = 0 or s.log_us is not null)
 returning s.key, s.admitted, s.at_us,
   -- The log of an admitted charge may have older entries, if a version has a longer window.

@@ -12,9 +12,9 @@ on conflict (key) do update set (a, b, c, d, extra, admitted, at_us, tail_us) = 
               else greatest(2 * $4::bigint, next_older[2] + 2 * next_older[1] - next_start_us) end
   from (select greatest(excluded.at_us, s.at_us) as now_us offset 0) as clock,
        lateral (
-         select said.*
+         select outcome.*
          from {prefix}sliding_window_counter_charge(
-           s.d, s.a, s.b, s.c, s.extra, $3::bigint, $4::bigint, $5::bigint, now_us) as said offset 0) as said)
+           s.d, s.a, s.b, s.c, s.extra, $3::bigint, $4::bigint, $5::bigint, now_us) as outcome offset 0) as outcome)
 where clock_timestamp() <= $7::timestamptz
 returning s.key, s.admitted, s.at_us, s.a, s.b, s.c - case when s.admitted then $5::bigint else 0 end,
   coalesce(s.d, 0), coalesce(s.extra[1], 0), coalesce(s.extra[2], 0), coalesce(s.extra[3], 0), coalesce(s.extra[4], 0)
