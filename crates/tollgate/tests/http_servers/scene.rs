@@ -27,7 +27,7 @@ pub(crate) enum On {
 pub(crate) const ALL: [On; 3] = [On::Memory, On::Redis, On::Postgres];
 
 /// Time enough for whatever a loaded machine does. A release that its store did not take in time is tried again by the clock, which stands still.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Longer than any call of a store may take, so that a store that failed is reported by what the layer answered.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
