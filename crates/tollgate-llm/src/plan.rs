@@ -164,7 +164,8 @@ impl Plan {
         let of_output = |planned: &&Planned| matches!(planned.counts, Counts::Tokens | Counts::OutputTokens);
         let charges = self.charges.iter().filter(of_output).cloned();
         let charges = charges.map(|planned| Planned { cost: expected.max(1), ..planned }).collect();
-        Plan { charges, ..self.clone() }
+        let tokens = Tokens { output: expected.max(1), ..self.tokens };
+        Plan { charges, tokens, ..self.clone() }
     }
 }
 
