@@ -5,7 +5,7 @@
 //! call that has waited that long goes first, so batch work moves under any load.
 //!
 //! Only the first in line tries. Denied by a limit that all share, it keeps its place and sleeps exactly as long as the limit says;
-//! denied by a limit of its own client alone, it steps aside until then, so that it holds up nobody else. What is settled makes the
+//! denied for longer by a limit of its own client, it steps aside until then, so that it holds up nobody else. What is settled makes the
 //! first look again at once. A waiter that is dropped leaves no trace. Nothing here counts quota: the limits decide.
 
 use std::collections::{BTreeMap, HashMap};

@@ -146,7 +146,8 @@ impl ModelLimits {
                 continue;
             }
             let Some(nudges) = turn else {
-                return Err(match last {
+                // What it was told when it last tried is not true for ever.
+                return Err(match last.and_then(|(refusal, at)| since(refusal, at, clock.now())) {
                     Some(refusal) => refusal,
                     None => self.refusal_in_line(&ticket, plans).await?,
                 });
@@ -180,7 +181,7 @@ impl ModelLimits {
             if refusal.is_own {
                 ticket.step_aside(until);
             }
-            (tried, last) = (Some((until, nudges)), Some(refusal.refusal));
+            (tried, last) = (Some((until, nudges)), Some((refusal.refusal, now)));
         }
     }
 
@@ -241,6 +242,16 @@ impl ModelLimits {
     }
 }
 
+/// A refusal as it stands some time after it was given; `None` once its time is over.
+fn since(mut refusal: Refusal, given_at: Micros, now: Micros) -> Option<Refusal> {
+    let past = Duration::from(now.saturating_sub(given_at));
+    refusal.retry_after = refusal.retry_after.map(|wait| wait.saturating_sub(past));
+    for standing in &mut refusal.standing {
+        standing.reset_after = standing.reset_after.saturating_sub(past);
+    }
+    (refusal.retry_after != Some(Duration::ZERO)).then_some(refusal)
+}
+
 /// What a call was planned by.
 pub(super) struct PlannedBy {
     pub(super) config: Arc<LlmConfig>,
@@ -272,7 +283,7 @@ pub(super) struct Planning {
 struct Denial {
     refusal: Refusal,
     wait: Option<Micros>,
-    /// Whether only limits of the client itself deny.
+    /// Whether a limit of the client itself denies for longer than all that others share.
     is_own: bool,
     /// Whether all groups are parked, so that nothing that is given back helps.
     is_parked: bool,
@@ -291,7 +302,12 @@ impl Denial {
             retry_after: plan.reported_wait(decision),
             standing: standing(plan, decision),
         };
-        let is_own = denied().next().is_some() && denied().all(|(_, charge)| charge.is_own);
+        // Where a limit that all share denies for a shorter time, the next may go when that is over.
+        let longest = |is_own: bool| {
+            let of_kind = denied().filter(|(_, charge)| charge.is_own == is_own);
+            of_kind.map(|(outcome, _)| outcome.retry_after().unwrap_or(Duration::MAX)).max()
+        };
+        let is_own = longest(true) > longest(false);
         let requests = denied().filter(|(_, charge)| charge.counts == Counts::Requests);
         let of_requests = requests.filter_map(|(outcome, _)| outcome.retry_after()).max().map(Micros::from);
         Denial { refusal, wait: retry_after.map(Micros::from), is_own, is_parked: false, of_requests }
