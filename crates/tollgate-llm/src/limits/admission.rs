@@ -130,14 +130,23 @@ impl Admission {
         Usage { input: self.tokens.input, cached: 0, output }
     }
 
-    /// Settles it with the reported usage, and learns from it.
+    /// A reported usage, with the estimate of its input where that was not reported. Nothing at all is of a call that generates nothing.
+    pub fn completed(&self, usage: Usage) -> Usage {
+        if usage.input == 0 && usage.output > 0 { self.estimate(usage.output) } else { usage }
+    }
+
+    /// Settles it with the reported usage, and learns from it. An input of 0 is none that was reported: it stays charged as reserved, and so
+    /// does the output if that is 0, too.
     pub async fn settle(self, usage: Usage) -> Result<(), tollgate::Error> {
+        if usage.input == 0 {
+            return self.settle_estimated(usage.output, usage.output > 0).await;
+        }
         if let Some(plan) = &self.plan {
             let charged = usage.charged_input(plan.kind, plan.count_cache_reads);
             let mut learned = self.inner.learned.lock();
             let learned = learned.entry(self.model.clone()).or_default();
-            let answer = usage.output.div_ceil(self.tokens.answers.max(1));
-            learned.learn(self.tokens.counted, usage.input, charged, Some(answer));
+            let answer = Some(usage.output.div_ceil(self.tokens.answers.max(1))).filter(|output| *output > 0);
+            learned.learn(self.tokens.counted, usage.input, charged, answer);
         }
         self.note(&usage, true);
         self.apply(&usage).await

@@ -234,6 +234,7 @@ impl Ended {
             // It may have been written to its end at the provider.
             (None, End::Left | End::Broken) => (None, "estimated"),
         };
+        let shown = usage.map(|usage| admission.completed(usage));
         let settled = match (usage, source) {
             (Some(usage), "reported") => admission.settle(usage).await,
             (Some(usage), _) => match self.reader.as_ref().and_then(|reader| reader.streamed().input()) {
@@ -245,7 +246,7 @@ impl Ended {
         if let Err(error) = settled {
             tracing::warn!(%error, "a call could not be settled and stays charged as reserved");
         }
-        let usage = usage.unwrap_or(Usage {
+        let usage = shown.unwrap_or(Usage {
             input: estimated_input,
             cached: 0,
             output: reserved.saturating_sub(estimated_input),
