@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tollgate::Rule;
 use tollgate::config::{Field, Limits, Reader, Section};
 
-use super::compiled::{Applied, Compiled, DIMENSIONS, Numbers, number_names};
+use super::compiled::{Applied, Compiled, DIMENSIONS, Numbers, Quota, number_names};
 use super::{
     ClientConfig, LlmConfig, MAX_WAITING, MEMORY_MIB, ModelConfig, Oversize, Priority, ROOT, TIMEOUT,
     UnknownModel, UpstreamConfig, UpstreamKey, UpstreamKind, mebibytes,
@@ -50,8 +50,17 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
         config.upstreams.extend(read_upstream(reader, &field));
     }
     let mut compiled = Compiled::of(&config, limits.rules());
+    let mut models = Vec::new();
     for field in tables(reader, &section, "models") {
-        config.models.extend(read_model(reader, &field, &config.upstreams, &mut compiled));
+        models.extend(read_model(reader, &field, &config.upstreams, &mut compiled));
+    }
+    for (mut model, applied) in models {
+        if let Some(quota) = compiled.quotas.get(&model.quota) {
+            check_applied(reader, &section, &model.name, applied, quota);
+            // The numbers may come after a model that leaves them out.
+            model.limits.clone_from(&quota.limits);
+        }
+        config.models.push(model);
     }
     let clients = tables(reader, &section, "clients");
     for field in &clients {
@@ -176,7 +185,7 @@ fn read_model(
     field: &Field<'_>,
     upstreams: &[UpstreamConfig],
     compiled: &mut Compiled,
-) -> Option<ModelConfig> {
+) -> Option<(ModelConfig, Applied)> {
     let section = reader.section(field)?;
     let own = ["upstream", "quota", "count_cache_reads", "shadow", "fallback"];
     reader.only(&section, &own.into_iter().chain(number_names()).collect::<Vec<_>>());
@@ -195,40 +204,63 @@ fn read_model(
         None => Some((slug(field.name), false)),
     };
     let (quota, is_shared) = quota?;
-    let shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
+    let shadow = section.field("shadow").and_then(|field| reader.truth(field));
     let fallback = section.field("fallback").and_then(|field| reader.fallback(field));
     let cache = section.field("count_cache_reads").and_then(|field| reader.truth(field)).unwrap_or(false);
-    let numbers = match compiled.quotas.get(&quota) {
-        Some((other, _, false)) => {
+    let applied = Applied { shadow, fallback };
+    let is_first = match compiled.quotas.get(&quota) {
+        None => true,
+        Some(Quota { model, is_shared: false, .. }) => {
             let fix = format!(
-                "shares the limit {quota} with {other} by its name; say so with quota = \"{quota}\" in both"
+                "shares the limit {quota} with {model} by its name; say so with quota = \"{quota}\" in both"
             );
             reader.misnamed(field, fix);
             return None;
         }
-        Some((other, _, true)) if !is_shared => {
-            let fix = format!("has the name of the quota of {other}; say quota = \"{quota}\" to share it");
+        Some(Quota { model, .. }) if !is_shared => {
+            let fix = format!("has the name of the quota of {model}; say quota = \"{quota}\" to share it");
             reader.misnamed(field, fix);
             return None;
         }
         // One model of a quota gives the numbers, and others may leave them out.
-        Some((_, first, true)) if numbers == Numbers::default() => *first,
-        Some((other, first, true)) if *first != numbers => {
-            let fix = format!("has other numbers than {other} of the same quota; write them once");
+        Some(known) if known.numbers == Numbers::default() => numbers != Numbers::default(),
+        Some(known) if numbers != Numbers::default() && known.numbers != numbers => {
+            let fix = format!("has other numbers than {} of the same quota; write them once", known.model);
             reader.misnamed(field, fix);
             return None;
         }
-        _ => numbers,
+        Some(_) => false,
     };
-    compiled.quotas.entry(quota.clone()).or_insert_with(|| (field.name.to_owned(), numbers, is_shared));
-    let limits = compiled.add(reader, field, &quota, numbers, Applied { shadow, fallback });
-    Some(ModelConfig {
-        name: field.name.to_owned(),
-        upstream: upstream?,
-        quota,
-        limits,
-        count_cache_reads: cache,
-    })
+    if is_first {
+        let model = field.name.to_owned();
+        let table = format!("llm.models.{model}");
+        let limits = compiled.add(reader, (field, &table), &quota, numbers, applied);
+        compiled.quotas.insert(quota.clone(), Quota { model, numbers, applied, is_shared, limits });
+    }
+    let name = field.name.to_owned();
+    let model =
+        ModelConfig { name, upstream: upstream?, quota, limits: Vec::new(), count_cache_reads: cache };
+    Some((model, applied))
+}
+
+/// Complains about what a model says of the limits of its quota and another model decides.
+fn check_applied(
+    reader: &mut Reader<'_>,
+    section: &Section<'_>,
+    model: &str,
+    applied: Applied,
+    quota: &Quota,
+) {
+    let has_other_shadow = applied.shadow.is_some_and(|shadow| shadow != quota.applied.shadow.unwrap_or(false));
+    let has_other_fallback = applied.fallback.is_some() && applied.fallback != quota.applied.fallback;
+    for (name, is_other) in [("shadow", has_other_shadow), ("fallback", has_other_fallback)] {
+        let table = section.field("models").filter(|_| is_other).and_then(|field| reader.section(field));
+        let table = table.and_then(|models| reader.section(models.field(model)?));
+        if let Some(field) = table.and_then(|table| table.field(name).cloned()) {
+            let fix = format!("is decided by {}, which gives the numbers of this quota; write it there", quota.model);
+            reader.mistake(&field, fix);
+        }
+    }
 }
 
 fn read_named(reader: &mut Reader<'_>, field: &Field<'_>, upstreams: &[UpstreamConfig]) -> Option<String> {
@@ -274,8 +306,9 @@ fn read_client(
         reader.only(&section, &number_names().collect::<Vec<_>>());
         let numbers = read_numbers(reader, &section);
         let stem = format!("client.{}.{}", field.name, known.quota);
-        limits
-            .insert(model.name.to_owned(), compiled.add(reader, &model, &stem, numbers, Applied::default()));
+        let table = format!("llm.clients.{}.models.{}", field.name, model.name);
+        let made = compiled.add(reader, (&model, &table), &stem, numbers, Applied::default());
+        limits.insert(model.name.to_owned(), made);
     }
     Some(ClientConfig {
         name: field.name.to_owned(),
