@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use tollgate::Rule;
-use tollgate::config::{Field, Limits, Reader, Section};
+use tollgate::config::{Field, Limits, Reader, Section, nearest};
+use tollgate::{Allowance, Key, Limit, Rule};
 
 use super::compiled::{Applied, Compiled, DIMENSIONS, Numbers, Quota, number_names};
 use super::{
-    ClientConfig, LlmConfig, MAX_WAITING, MEMORY_MIB, ModelConfig, Oversize, Priority, ROOT, TIMEOUT,
-    UnknownModel, UpstreamConfig, UpstreamKey, UpstreamKind, mebibytes,
+    ClientConfig, LlmConfig, MAX_WAITING, MEMORY_MIB, ModelConfig, Oversize, Priority, ROOT, SharedLimits,
+    TIMEOUT, UnknownModel, UpstreamConfig, UpstreamKey, UpstreamKind, mebibytes,
 };
 
 /// Reads the section, and adds its limits to the others.
@@ -52,7 +52,7 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
     let mut compiled = Compiled::of(&config, limits.rules());
     let mut models = Vec::new();
     for field in tables(reader, &section, "models") {
-        models.extend(read_model(reader, &field, &config.upstreams, &mut compiled));
+        models.extend(read_model(reader, &field, &config.upstreams, &mut compiled, limits));
     }
     for (mut model, applied) in models {
         if let Some(quota) = compiled.quotas.get(&model.quota) {
@@ -64,7 +64,7 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
     }
     let clients = tables(reader, &section, "clients");
     for field in &clients {
-        let Some(client) = read_client(reader, field, &config.models, &mut compiled) else { continue };
+        let Some(client) = read_client(reader, field, &config.models, &mut compiled, limits) else { continue };
         if let Some(other) = config.clients.iter().find(|other| other.key == client.key) {
             let fix =
                 format!("has the key of {}, so nobody could tell the two apart; give it its own", other.name);
@@ -185,9 +185,10 @@ fn read_model(
     field: &Field<'_>,
     upstreams: &[UpstreamConfig],
     compiled: &mut Compiled,
+    all: &Limits<'_>,
 ) -> Option<(ModelConfig, Applied)> {
     let section = reader.section(field)?;
-    let own = ["upstream", "quota", "count_cache_reads", "shadow", "fallback"];
+    let own = ["upstream", "quota", "limits", "limit_key", "count_cache_reads", "shadow", "fallback"];
     reader.only(&section, &own.into_iter().chain(number_names()).collect::<Vec<_>>());
     let upstream = match (section.field("upstream"), upstreams) {
         (Some(field), _) => read_named(reader, field, upstreams),
@@ -207,6 +208,7 @@ fn read_model(
     let shadow = section.field("shadow").and_then(|field| reader.truth(field));
     let fallback = section.field("fallback").and_then(|field| reader.fallback(field));
     let cache = section.field("count_cache_reads").and_then(|field| reader.truth(field)).unwrap_or(false);
+    let shared = read_shared(reader, &section, all);
     let applied = Applied { shadow, fallback };
     let is_first = match compiled.quotas.get(&quota) {
         None => true,
@@ -238,8 +240,9 @@ fn read_model(
         compiled.quotas.insert(quota.clone(), Quota { model, numbers, applied, is_shared, limits });
     }
     let name = field.name.to_owned();
+    let limits = Vec::new();
     let model =
-        ModelConfig { name, upstream: upstream?, quota, limits: Vec::new(), count_cache_reads: cache };
+        ModelConfig { name, upstream: upstream?, quota, limits, shared, count_cache_reads: cache };
     Some((model, applied))
 }
 
@@ -279,10 +282,12 @@ fn read_client(
     field: &Field<'_>,
     models: &[ModelConfig],
     compiled: &mut Compiled,
+    all: &Limits<'_>,
 ) -> Option<ClientConfig> {
     sound_name(reader, field)?;
-    let section = reader.section(field)?.showing(&["weight", "priority", "models"]);
-    reader.only(&section, &["key", "weight", "priority", "models"]);
+    let fields = ["weight", "priority", "models", "limits", "limit_key"];
+    let section = reader.section(field)?.showing(&fields);
+    reader.only(&section, &fields.into_iter().chain(["key"]).collect::<Vec<_>>());
     let key = match section.field("key") {
         Some(field) => reader.password(field, "SEARCH_KEY"),
         None => {
@@ -296,6 +301,7 @@ fn read_client(
     }
     let priorities = [Priority::Interactive, Priority::Batch].map(|priority| (priority.name(), priority));
     let priority = section.field("priority").and_then(|field| reader.choice(field, &priorities));
+    let shared = read_shared(reader, &section, all);
     let mut limits = BTreeMap::new();
     for model in tables(reader, &section, "models") {
         let Some(known) = models.iter().find(|known| known.name == model.name) else {
@@ -316,7 +322,47 @@ fn read_client(
         weight: weight.unwrap_or(1),
         priority: priority.unwrap_or_default(),
         limits,
+        shared,
     })
+}
+
+/// `limits` and `limit_key`: limits of `[limits]`, each of which must be there.
+fn read_shared(reader: &mut Reader<'_>, section: &Section<'_>, all: &Limits<'_>) -> SharedLimits {
+    let mut shared = SharedLimits::default();
+    if let Some(field) = section.field("limits") {
+        shared.limits = reader.texts(field, "[\"company\"]").unwrap_or_default();
+        for name in &shared.limits {
+            if !all.names().contains(&name.as_str()) {
+                let known = || all.names().iter().copied();
+                let fix = match nearest(name, known()) {
+                    Some(guess) => format!("there is no limit `{name}`; did you mean \"{guess}\"?"),
+                    None if known().next().is_none() => {
+                        format!("there is no limit `{name}`; write [limits.{name}]")
+                    }
+                    None => format!("there is no limit `{name}`; known: {}", all.names().join(", ")),
+                };
+                reader.mistake(field, fix);
+            }
+            let rule = all.rules().iter().find(|rule| rule.name() == name);
+            if let Some(Allowance::Limited(Limit::Concurrency(_))) = rule.map(Rule::allowance) {
+                let fix = format!(
+                    "`{name}` counts what runs at once, and a call charges one request; write concurrency here"
+                );
+                reader.mistake(field, fix);
+            }
+        }
+    }
+    if let Some(field) = section.field("limit_key") {
+        shared.key = reader.text(field, "global").map(str::to_owned);
+        if section.field("limits").is_none() {
+            reader.misnamed(field, "names the key of `limits`, and there are none");
+        } else if shared.key.is_some() && Key::parse(shared.key("m", None).as_str()).is_err() {
+            reader.mistake(field, "is no key; write one such as \"team:{client}\"");
+        } else if shared.key("m", None).contains(['{', '}']) {
+            reader.mistake(field, "may hold {client} and {model}, and no other field");
+        }
+    }
+    shared
 }
 
 /// The name of an upstream or a client, which becomes a part of names of limits and of keys.

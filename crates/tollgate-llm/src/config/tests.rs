@@ -220,6 +220,23 @@ fn mistakes_are_named_by_field_and_line() {
             "has the key of c",
         ),
         ("[llm.clients.c]\nweight = 2", 4, "llm.clients.c.key", "", "is missing"),
+        ("[limits.company]\nblocked = true\n[llm.models.x]\nlimits = ['compny']", 7, "llm.models.x.limits", "", "did you mean \"company\"?"),
+        ("[llm.models.x]\nlimits = ['any']", 5, "llm.models.x.limits", "", "write [limits.any]"),
+        (
+            "[limits.run]\nstrategy = 'concurrency'\nlimit = 1\nlease = '9s'\n[llm.models.x]\nlimits = ['run']",
+            9,
+            "llm.models.x.limits",
+            "",
+            "write concurrency here",
+        ),
+        ("[llm.models.x]\nlimit_key = 'a'", 5, "llm.models.x.limit_key", "", "there are none"),
+        (
+            "[limits.c]\nblocked = true\n[llm.models.x]\nlimits = ['c']\nlimit_key = 'a:{tenant}'",
+            8,
+            "llm.models.x.limit_key",
+            "'a:{tenant}'",
+            "{client} and {model}",
+        ),
     ] {
         let text = format!("{base}{text}");
         let Err(mistakes) = read(&text) else { panic!("{text} was accepted") };
