@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tollgate_testkit::provider::{Provider, Reply, Step, anthropic, openai};
@@ -53,6 +53,47 @@ fn c1_usage_is_asked_for_and_hidden_unless_the_client_asks() {
         provider.arrivals().iter().all(|arrival| arrival.body["stream_options"]["include_usage"] == true)
     );
     until("all are settled by what was reported", || left(&server, "llm.gpt-4o.tpm") == 10_000 - 400);
+}
+
+/// More output than its limit: the answer ends when the provider's does, and the excess is a debt.
+#[test]
+fn c2_an_answer_ends_when_it_ends_and_not_when_it_is_settled() {
+    let provider = Provider::start(|_| {
+        let event = |name: &str, data: &str| format!("event: {name}\ndata: {{\"type\":\"{name}\",{data}}}\n\n");
+        let start = event("message_start", r#""message":{"usage":{"input_tokens":9,"output_tokens":1}}"#);
+        let more = (1..=15).map(move |step| {
+            event("message_delta", &format!(r#""delta":{{}},"usage":{{"output_tokens":{}}}"#, 100 * step))
+        });
+        let stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n".to_owned();
+        Reply::events([start].into_iter().chain(more).chain([stop])).paced(Duration::from_millis(150))
+    });
+    let server = gateway(
+        &provider,
+        "anthropic",
+        "llm.window = '9s'\n[llm.models.claude-x]\noutput_tpm = 1000\nrpm = 100",
+    );
+    let body = r#"{"model":"claude-x","max_tokens":5000,"messages":[],"stream":true}"#;
+    let head =
+        format!("POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let mut stream = TcpStream::connect(server.http()).expect("connected");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    stream.write_all(head.as_bytes()).expect("sent");
+    let (mut read, mut piece) = (String::new(), [0; 4_096]);
+    let mut stopped = None;
+    while !read.ends_with("0\r\n\r\n") {
+        let length = stream.read(&mut piece).expect("the rest");
+        assert_ne!(length, 0, "{read}");
+        read.push_str(&String::from_utf8_lossy(&piece[..length]));
+        if stopped.is_none() && read.contains("event: message_stop") {
+            stopped = Some(Instant::now());
+        }
+    }
+    let late = stopped.expect("a whole stream").elapsed();
+    assert!(late <= Duration::from_secs(1), "{late:?}");
+    until("the excess is charged", || {
+        server.get("/metrics").body.contains("tollgate_llm_attempts_total{model=\"claude-x\",outcome=\"success\"} 1")
+    });
+    assert_eq!(left(&server, "llm.claude-x.output_tpm"), 0);
 }
 
 #[test]

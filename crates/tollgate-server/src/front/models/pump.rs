@@ -163,10 +163,14 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
     // Closes the upstream's connection if it has more to say.
     drop(incoming);
     let ended = Ended { end, reader, whole, named, api, attempt, began, http_status };
-    ended.settle(models, admission).instrument(tracing::info_span!("settle")).await;
-    if end == End::Broken {
-        let _ = pieces.send(Err(io::Error::other("the upstream broke off"))).await;
-    }
+    // The answer ends where the upstream's did, however long its settlement takes.
+    let ending = async move {
+        if end == End::Broken {
+            let _ = pieces.send(Err(io::Error::other("the upstream broke off"))).await;
+        }
+    };
+    let settling = ended.settle(models, admission).instrument(tracing::info_span!("settle"));
+    tokio::join!(ending, settling);
 }
 
 /// Passes a piece on as it is, or its events but for the usage that is hidden; false if the client has left.
