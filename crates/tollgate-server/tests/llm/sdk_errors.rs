@@ -151,7 +151,7 @@ fn d4_an_sdk_and_the_gateway_make_three_attempts_together() {
         );
         let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config).start();
         assert_eq!(sdk.run(ASKED, &server.url()), "InternalServerError 502\n", "{}", sdk.kind);
-        assert_eq!(asked(&server), 1.0, "{}: a dead upstream is tried once", sdk.kind);
+        assert_eq!(asked(&server), 1.0, "{}: the SDK does not try a dead upstream again", sdk.kind);
     }
 }
 
