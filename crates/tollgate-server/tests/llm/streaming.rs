@@ -266,25 +266,27 @@ fn c3_a_client_that_leaves_before_the_first_event_is_in_the_trail() {
     assert_eq!(left(&server, "llm.gpt-4o.tpm"), 100);
 }
 
-/// What comes before an error does not hide what the error says.
+/// What comes before an error does not hide what the error says, in the same piece or in an earlier one.
 #[test]
 fn c5_an_error_behind_a_ping_is_understood() {
-    let provider = Provider::start(|arrival| {
-        match arrival.number {
-        0 => Reply::events([concat!(
-            "event: ping\ndata: {\"type\":\"ping\"}\n\n",
-            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"m\"}}\n\n"
-        )
-        .to_owned()])
-        .header("retry-after-ms: 10"),
-        _ => anthropic(arrival),
+    const ERROR: &str = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"m\"}}\n\n";
+    const PING: &str = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+    for pieces in [
+        vec![format!("{PING}{ERROR}")],
+        vec![PING.to_owned(), ERROR.to_owned()],
+        vec![": nothing\n\n".to_owned(), PING.to_owned(), ERROR.to_owned()],
+    ] {
+        let sent = pieces.clone();
+        let provider = Provider::start(move |arrival| match arrival.number {
+            0 => Reply::events(sent.clone()).paced(Duration::from_millis(100)).header("retry-after-ms: 10"),
+            _ => anthropic(arrival),
+        });
+        let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
+        let body = r#"{"model":"claude-x","max_tokens":5,"messages":[],"stream":true}"#;
+        let answer = server.post("/v1/messages", body);
+        assert!(answer.status == 200 && answer.body.contains("message_stop"), "{pieces:?}: {answer:?}");
+        assert_eq!(provider.arrivals().len(), 2, "{pieces:?}");
     }
-    });
-    let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
-    let body = r#"{"model":"claude-x","max_tokens":5,"messages":[],"stream":true}"#;
-    let answer = server.post("/v1/messages", body);
-    assert!(answer.status == 200 && answer.body.contains("message_stop"), "{answer:?}");
-    assert_eq!(provider.arrivals().len(), 2);
 }
 
 /// An answer of which a part is passed on has the length of that part.
