@@ -117,6 +117,7 @@ fn c3_a_client_that_leaves_is_charged_for_what_was_streamed() {
     let line = &trail(&server)[0];
     let output = line["output_tokens"].as_u64().expect("a count");
     assert!((1..=200).contains(&output) && line["source"] == "estimated", "{line}");
+    assert_eq!(line["status"], "left");
     assert_eq!(left(&server, "llm.gpt-4o.tpm"), 1_000 - 8 - output);
 }
 
@@ -165,6 +166,8 @@ fn c4_an_upstream_that_breaks_off_is_broken_off_for_the_client_and_charged_once(
         (1, 9),
         "nothing is tried again"
     );
+    until("the trail is written", || trail(&server).len() == 1);
+    assert_eq!(trail(&server)[0]["status"], "broken");
 }
 
 #[test]

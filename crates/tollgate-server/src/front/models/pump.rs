@@ -280,7 +280,7 @@ impl Ended {
             group,
             seconds: Some(self.began.elapsed().as_secs_f64()),
             reason: (self.end != End::Whole).then(|| format!("the answer ended early: {outcome}")),
-            ..self.named.line("success")
+            ..self.named.line(outcome)
         });
     }
 }
