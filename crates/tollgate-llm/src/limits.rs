@@ -335,7 +335,7 @@ impl ModelLimits {
         }
         let line = self.line(&config, &model.quota);
         let planned = plans[0].tokens;
-        let joining = joining(&config, caller, planned.input.saturating_add(planned.output));
+        let joining = joining(&config, caller, planned.input.saturating_add(planned.output), planned.input);
         let client = joining.client.clone();
         let waits = self.inner.seen.waits(&Coming {
             model,

@@ -420,9 +420,7 @@ async fn b5_without_usage_nothing_unproven_is_given_back() {
 #[tokio::test]
 async fn b5_what_is_not_reported_is_not_given_back() {
     let world = World::openai("input_tpm = 1000\noutput_tpm = 1000");
-    let left = async || {
-        (world.left("llm.gpt-4o.input_tpm").await, world.left("llm.gpt-4o.output_tpm").await)
-    };
+    let left = async || (world.left("llm.gpt-4o.input_tpm").await, world.left("llm.gpt-4o.output_tpm").await);
     let settle = async |usage: &str| {
         let admission = world.admit(108).await.expect("room");
         admission.settle(Usage::read(usage).unwrap_or_default()).await.expect("settled");
@@ -546,28 +544,6 @@ async fn c2_output_beyond_its_limit_is_charged_without_waiting() {
     assert_eq!(world.left("llm.claude-x.output_tpm").await, 1_000);
 }
 
-/// What is expected is held all the time: another call never finds the room of a stream that has just been settled.
-#[tokio::test]
-async fn c2_the_room_of_a_stream_is_held_while_it_is_charged_anew() {
-    let world = anthropic("output_tpm = 1000");
-    let body = message("hello", 900);
-    let request = ModelRequest::read(Api::Messages, body.as_bytes()).expect("a request");
-    let mut admission = world.limits.admit(&request, &Caller::default(), None).await.expect("room");
-    let mut reader = EventReader::new(Encoding::O200k);
-    let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":9,"output_tokens":1}}}"#;
-    reader.feed(format!("data: {start}\n\n").as_bytes());
-    for second in 1..=40 {
-        world.advance(1);
-        let delta =
-            format!(r#"{{"type":"message_delta","delta":{{}},"usage":{{"output_tokens":{}}}}}"#, 10 * second);
-        reader.feed(format!("data: {delta}\n\n").as_bytes());
-        admission.produced(reader.streamed()).await.expect("charged");
-        assert_eq!(world.left("llm.claude-x.output_tpm").await, 100, "after {second} s");
-    }
-    admission.settle(Usage { input: 9, cached: 0, output: 400 }).await.expect("settled");
-    assert_eq!(world.left("llm.claude-x.output_tpm").await, 600);
-}
-
 #[tokio::test]
 async fn c6_a_waiter_that_leaves_leaves_nothing() {
     let world = World::openai("tpm = 1000\nrpm = 10");
@@ -628,6 +604,41 @@ async fn a_client_that_is_out_does_not_hold_up_the_next() {
     waiting.await.expect("no panic").expect("its own turn");
 }
 
+/// A hint in a contended line counts those who wait: who comes back goes behind them.
+#[tokio::test]
+async fn a_hint_counts_the_calls_before() {
+    let world = World::openai("tpm = 1000");
+    world.call(1_000).await;
+    world.advance(40);
+    let day = Some(Duration::from_secs(86_400));
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let world = world.clone();
+            tokio::spawn(async move { world.admit_within(900, day).await.map(drop) })
+        })
+        .collect();
+    settle_down().await;
+    let refusal = world.admit_within(900, Some(Duration::ZERO)).await.expect_err("twenty are before it");
+    // Tokens are given out by the thousand, a minute each, from 20 s on; and 18,900 are needed.
+    let expected = Some(Duration::from_secs(20 + 18 * 60));
+    assert_eq!(refusal.retry_after, expected, "{refusal}");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+
+    let world = World::of(OPENAI, "llm.max_waiting = 20\n[llm.models.gpt-4o]\ntpm = 1000");
+    world.call(1_000).await;
+    world.advance(40);
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let world = world.clone();
+            tokio::spawn(async move { world.admit_within(900, day).await.map(drop) })
+        })
+        .collect();
+    settle_down().await;
+    let refusal = world.admit_within(900, day).await.expect_err("the line is full");
+    assert_eq!((refusal.kind, refusal.retry_after), (RefusalKind::LineFull, expected));
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 /// The same where the quota of all is out as well, for a shorter time.
 #[tokio::test]
 async fn a_client_that_is_out_for_longer_does_not_hold_up_the_next() {
@@ -649,13 +660,17 @@ async fn a_client_that_is_out_for_longer_does_not_hold_up_the_next() {
     };
     let mut now = 0;
     let mut waiting = Vec::new();
-    for (at, client, tokens) in [(0, "d", 800), (30, "a", 100), (31, "b", 100), (32, "a", 100), (33, "b", 100)] {
+    for (at, client, tokens) in
+        [(0, "d", 800), (30, "a", 100), (31, "b", 100), (32, "a", 100), (33, "b", 100)]
+    {
         world.advance(at - now);
         now = at;
         waiting.push(call(client, tokens));
         settle_down().await;
     }
-    let is_done = |waiting: &Vec<tokio::task::JoinHandle<()>>| waiting.iter().map(|one| one.is_finished()).collect::<Vec<_>>();
+    let is_done = |waiting: &Vec<tokio::task::JoinHandle<()>>| {
+        waiting.iter().map(|one| one.is_finished()).collect::<Vec<_>>()
+    };
     assert_eq!(is_done(&waiting), [true, true, true, false, false]);
     world.advance(60 - now);
     settle_down().await;

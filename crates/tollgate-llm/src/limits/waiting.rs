@@ -12,7 +12,8 @@ use super::feedback::parked;
 use super::planning::capacity;
 use super::{Caller, ModelLimits, Refusal, RefusalKind, TTL, reason, standing, undecided};
 use crate::config::{Counts, LlmConfig, Priority};
-use crate::line::{Joining, Line, Ticket};
+use crate::line::{Ahead, Joining, Line, Ticket};
+use crate::overview::turn;
 use crate::plan::Plan;
 
 /// The longest sleep of the first in the queue before it tries a remote store again: another process may have given back.
@@ -22,8 +23,8 @@ const LOOK_AGAIN: Micros = Micros::from_millis(250);
 /// charge.
 const RELOADING: Micros = Micros::from_millis(50);
 
-/// How a call of so many tokens stands in line.
-pub(super) fn joining(config: &LlmConfig, caller: &Caller, tokens: u64) -> Joining {
+/// How a call of so many tokens, and so many of them input, stands in line.
+pub(super) fn joining(config: &LlmConfig, caller: &Caller, tokens: u64, input: u64) -> Joining {
     let client = caller.client.as_deref().unwrap_or("default");
     let known = config.clients.iter().find(|known| known.name == client);
     Joining {
@@ -31,6 +32,7 @@ pub(super) fn joining(config: &LlmConfig, caller: &Caller, tokens: u64) -> Joini
         weight: known.map_or(1, |known| known.weight),
         priority: known.map_or(Priority::Interactive, |known| known.priority),
         cost: tokens.max(1),
+        input,
     }
 }
 
@@ -123,12 +125,9 @@ impl ModelLimits {
         let deadline = planned.started.saturating_add(Micros::from(planned.within.saturating_add(margin)));
         let Some(ticket) = line.join(joining) else {
             let reason = format!("too many calls wait for this model already ({})", line.waiting());
-            return Err(Refusal {
-                kind: RefusalKind::LineFull,
-                reason,
-                retry_after: Some(Duration::from_secs(1)),
-                standing: Vec::new(),
-            });
+            let turn = self.turn_behind(&planned.plans, line.ahead()).await;
+            let retry_after = Some(turn.unwrap_or_default().max(Duration::from_secs(1)));
+            return Err(Refusal { retry_after, ..Refusal::new(RefusalKind::LineFull, reason) });
         };
         let (mut tried, mut last, mut has_paused) = (None, None, false);
         loop {
@@ -231,9 +230,29 @@ impl ModelLimits {
         if decision.is_allowed() {
             refusal.reason = format!("{} calls wait for this model", ticket.waiting());
         }
-        // At least what it would wait for alone.
-        refusal.retry_after = Some(refusal.retry_after.unwrap_or_default().max(Duration::from_millis(100)));
+        // At least what it would wait for alone; and it would come back behind all who wait.
+        let turn = self.turn_behind(plans, ticket.ahead()).await.unwrap_or_default();
+        let alone = refusal.retry_after.unwrap_or_default().max(Duration::from_millis(100));
+        refusal.retry_after = Some(alone.max(turn));
         Ok(refusal)
+    }
+
+    /// When a call has its turn if so much goes before it, with the group that has room first; `None` if that cannot be said. What those
+    /// calls give back makes it sooner.
+    async fn turn_behind(&self, plans: &[Plan], ahead: Ahead) -> Option<Duration> {
+        let groups = plans.len().max(1) as u64;
+        let mut soonest: Option<Duration> = None;
+        for plan in plans {
+            let mut latest = Duration::ZERO;
+            for charge in &plan.charges {
+                // Those before it share the groups, and are of all clients.
+                let before = if charge.is_own { 0 } else { ahead.of(charge.counts) / groups };
+                let Some((Some(wait), _)) = turn(&self.inner.gate, charge, before).await else { continue };
+                latest = latest.max(Duration::from(wait).saturating_sub(charge.margin));
+            }
+            soonest = Some(soonest.map_or(latest, |soonest| soonest.min(latest)));
+        }
+        soonest
     }
 
     fn is_remote(&self, plans: &[Plan]) -> bool {

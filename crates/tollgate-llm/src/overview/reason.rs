@@ -7,7 +7,7 @@ use crate::plan::{Planned, SHARED};
 use crate::seen::Waiter;
 
 /// How a limit is that waiting calls are charged to.
-pub(super) struct LimitState {
+pub(crate) struct LimitState {
     pub(super) used: u64,
     pub(super) capacity: u64,
 }
