@@ -148,7 +148,8 @@ async fn e4_the_tokens_of_anthropic_count_only_where_they_are_of_our_limit() {
     let text = "llm.margin = '0s'\n[llm.models.claude-x]\ntpm = 10000\n[llm.upstreams.up]\nkind = 'anthropic'\n\
                 base_url = 'http://localhost'\napi_key = 'x'\n";
     let mut llm = LlmSection::default();
-    let config = Config::parse_with(text, [], &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    let config =
+        Config::parse_with(text, [], &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
     let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
     let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
     let limits = ModelLimits::with_clock(gate.clone(), llm.config.expect("a section"), hands.clock());

@@ -64,7 +64,9 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
     }
     let clients = tables(reader, &section, "clients");
     for field in &clients {
-        let Some(client) = read_client(reader, field, &config.models, &mut compiled, limits) else { continue };
+        let Some(client) = read_client(reader, field, &config.models, &mut compiled, limits) else {
+            continue;
+        };
         if let Some(other) = config.clients.iter().find(|other| other.key == client.key) {
             let fix =
                 format!("has the key of {}, so nobody could tell the two apart; give it its own", other.name);
@@ -241,8 +243,7 @@ fn read_model(
     }
     let name = field.name.to_owned();
     let limits = Vec::new();
-    let model =
-        ModelConfig { name, upstream: upstream?, quota, limits, shared, count_cache_reads: cache };
+    let model = ModelConfig { name, upstream: upstream?, quota, limits, shared, count_cache_reads: cache };
     Some((model, applied))
 }
 
@@ -254,13 +255,17 @@ fn check_applied(
     applied: Applied,
     quota: &Quota,
 ) {
-    let has_other_shadow = applied.shadow.is_some_and(|shadow| shadow != quota.applied.shadow.unwrap_or(false));
+    let has_other_shadow =
+        applied.shadow.is_some_and(|shadow| shadow != quota.applied.shadow.unwrap_or(false));
     let has_other_fallback = applied.fallback.is_some() && applied.fallback != quota.applied.fallback;
     for (name, is_other) in [("shadow", has_other_shadow), ("fallback", has_other_fallback)] {
         let table = section.field("models").filter(|_| is_other).and_then(|field| reader.section(field));
         let table = table.and_then(|models| reader.section(models.field(model)?));
         if let Some(field) = table.and_then(|table| table.field(name).cloned()) {
-            let fix = format!("is decided by {}, which gives the numbers of this quota; write it there", quota.model);
+            let fix = format!(
+                "is decided by {}, which gives the numbers of this quota; write it there",
+                quota.model
+            );
             reader.mistake(&field, fix);
         }
     }

@@ -157,9 +157,15 @@ fn models_share_a_quota_only_where_they_say_so() {
 /// No number is lost without a word: two tables that make one limit say the same of it.
 #[test]
 fn one_limit_has_one_number() {
-    let base = "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n[llm.models]\n";
-    let (shared, llm) = parse(&format!("{base}x = {{ quota = 'q' }}\ny = {{ rpm = 5, shadow = true, quota = 'q' }}"));
-    assert_eq!((llm.models[0].limits.len(), shared.policy.rules().len()), (1, 1), "the second gives the numbers");
+    let base =
+        "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n[llm.models]\n";
+    let (shared, llm) =
+        parse(&format!("{base}x = {{ quota = 'q' }}\ny = {{ rpm = 5, shadow = true, quota = 'q' }}"));
+    assert_eq!(
+        (llm.models[0].limits.len(), shared.policy.rules().len()),
+        (1, 1),
+        "the second gives the numbers"
+    );
     assert_eq!(llm.models[0].limits, llm.models[1].limits);
     assert!(shared.policy.rules()[0].is_shadow());
     let two = "x = { rpm = 5, quota = 'q' }\ny = { quota = 'q' }\n";
@@ -199,7 +205,9 @@ fn one_limit_has_one_number() {
         check(&format!("{base}{text}"), &[(line, field, value, fix)]);
     }
     // What is the same in both is no mistake.
-    parse(&format!("{base}{two}[llm.clients.c]\nkey = 'k'\nmodels = {{ x = {{ tpm = 10 }}, y = {{ tpm = 10 }} }}"));
+    parse(&format!(
+        "{base}{two}[llm.clients.c]\nkey = 'k'\nmodels = {{ x = {{ tpm = 10 }}, y = {{ tpm = 10 }} }}"
+    ));
 }
 
 #[test]
@@ -220,7 +228,13 @@ fn mistakes_are_named_by_field_and_line() {
             "has the key of c",
         ),
         ("[llm.clients.c]\nweight = 2", 4, "llm.clients.c.key", "", "is missing"),
-        ("[limits.company]\nblocked = true\n[llm.models.x]\nlimits = ['compny']", 7, "llm.models.x.limits", "", "did you mean \"company\"?"),
+        (
+            "[limits.company]\nblocked = true\n[llm.models.x]\nlimits = ['compny']",
+            7,
+            "llm.models.x.limits",
+            "",
+            "did you mean \"company\"?",
+        ),
         ("[llm.models.x]\nlimits = ['any']", 5, "llm.models.x.limits", "", "write [limits.any]"),
         (
             "[limits.run]\nstrategy = 'concurrency'\nlimit = 1\nlease = '9s'\n[llm.models.x]\nlimits = ['run']",

@@ -219,13 +219,16 @@ impl Admission {
             Err(denied) => (None, self.reserve_part(&plan, &next, denied.decision()).await?),
         };
         let held = self.produced.as_ref().map_or(self.held.as_ref(), |produced| produced.held.as_ref());
-        let reserved = self.produced.as_ref().map_or(self.tokens.output, |produced| produced.plan.tokens.output);
+        let reserved =
+            self.produced.as_ref().map_or(self.tokens.output, |produced| produced.plan.tokens.output);
         if all.is_none() && part.is_none() && held.is_some() && output.saturating_sub(settled) >= reserved {
             // Its settlement would make no room, and without a reservation nothing could be charged.
             return Ok(());
         }
         let taken = match &mut self.produced {
-            Some(produced) => produced.held.take().map(|held| (held, vec![output - settled; next.charges.len()])),
+            Some(produced) => {
+                produced.held.take().map(|held| (held, vec![output - settled; next.charges.len()]))
+            }
             None => self.held.take().map(|held| (held, plan.actuals(&Usage { output, ..input }))),
         };
         // What nothing is held for is charged with what comes next.

@@ -321,9 +321,8 @@ fn a_refusal_in_the_trail_says_what_kind_it_is() {
         "openai",
         "llm.log_dir = 'logs'\nllm.max_wait = '1ms'\nllm.unknown_model = 'refuse'\n[llm.models.gpt-4o]\nrpm = 1",
     );
-    let ask = |model: &str| {
-        server.post("/v1/chat/completions", &chat(100, "").replace("gpt-4o", model)).status
-    };
+    let ask =
+        |model: &str| server.post("/v1/chat/completions", &chat(100, "").replace("gpt-4o", model)).status;
     assert_eq!([ask("gpt-4o"), ask("gpt-4o"), ask("nobody-knows")], [200, 429, 404]);
     until("the trail is written", || trail(&server).len() == 3);
     let mut statuses: Vec<String> =

@@ -59,7 +59,8 @@ fn c1_usage_is_asked_for_and_hidden_unless_the_client_asks() {
 #[test]
 fn c2_an_answer_ends_when_it_ends_and_not_when_it_is_settled() {
     let provider = Provider::start(|_| {
-        let event = |name: &str, data: &str| format!("event: {name}\ndata: {{\"type\":\"{name}\",{data}}}\n\n");
+        let event =
+            |name: &str, data: &str| format!("event: {name}\ndata: {{\"type\":\"{name}\",{data}}}\n\n");
         let start = event("message_start", r#""message":{"usage":{"input_tokens":9,"output_tokens":1}}"#);
         let more = (1..=15).map(move |step| {
             event("message_delta", &format!(r#""delta":{{}},"usage":{{"output_tokens":{}}}"#, 100 * step))
@@ -91,7 +92,10 @@ fn c2_an_answer_ends_when_it_ends_and_not_when_it_is_settled() {
     let late = stopped.expect("a whole stream").elapsed();
     assert!(late <= Duration::from_secs(1), "{late:?}");
     until("the excess is charged", || {
-        server.get("/metrics").body.contains("tollgate_llm_attempts_total{model=\"claude-x\",outcome=\"success\"} 1")
+        server
+            .get("/metrics")
+            .body
+            .contains("tollgate_llm_attempts_total{model=\"claude-x\",outcome=\"success\"} 1")
     });
     assert_eq!(left(&server, "llm.claude-x.output_tpm"), 0);
 }
