@@ -223,7 +223,14 @@ fn an_upstream_that_comes_back_is_asked_again() {
         let failed = "tollgate_llm_attempts_total{model=\"gpt-4o\",outcome=\"failed\"}";
         until("it was tried", || server.get("/metrics").body.contains(failed));
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("the port is free");
-        let (mut stream, _) = listener.accept().expect("a call");
+        listener.set_nonblocking(true).expect("set");
+        let mut accepted = None;
+        until("it is tried again", || {
+            accepted = listener.accept().ok();
+            accepted.is_some()
+        });
+        let (mut stream, _) = accepted.expect("a call");
+        stream.set_nonblocking(false).expect("set");
         let mut read = [0; 8_192];
         assert_ne!(stream.read(&mut read).expect("a request"), 0);
         let body = r#"{"usage":{"prompt_tokens":8,"completion_tokens":2},"choices":[]}"#;
