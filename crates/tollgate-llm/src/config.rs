@@ -178,8 +178,42 @@ pub struct ModelConfig {
     pub quota: String,
     /// Its limits.
     pub limits: Vec<ModelLimit>,
+    /// Limits of `[limits]` that its calls charge too.
+    pub shared: SharedLimits,
     /// Whether input that was read from a cache counts too.
     pub count_cache_reads: bool,
+}
+
+/// Limits of `[limits]` that every attempt of a call charges, one each, in the same charge as its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedLimits {
+    /// Their names.
+    pub limits: Vec<String>,
+    /// The key that they are charged to; `{client}` and `{model}` stand for the names of both. By default `global`.
+    pub key: Option<String>,
+}
+
+impl SharedLimits {
+    /// The key for a call of this model by this client.
+    ///
+    /// ```
+    /// let mut shared = tollgate_llm::SharedLimits::default();
+    /// assert_eq!(shared.key("gpt-4o", None), "global");
+    /// shared.key = Some("team:{client}".to_owned());
+    /// assert_eq!(shared.key("gpt-4o", Some("search")), "team:search");
+    /// ```
+    pub fn key(&self, model: &str, client: Option<&str>) -> String {
+        // A separator inside a name must not make another key of it.
+        let part = |name: &str| name.replace('%', "%25").replace(':', "%3A");
+        let template = self.key.as_deref().unwrap_or("global");
+        template.replace("{client}", &part(client.unwrap_or("default"))).replace("{model}", &part(model))
+    }
+
+    /// Whether each client is charged by itself.
+    pub fn is_by_client(&self) -> bool {
+        self.key.as_deref().is_some_and(|key| key.contains("{client}"))
+    }
 }
 
 /// One limit of a model: an ordinary limit of the policy, and what of a call it counts.
@@ -225,6 +259,8 @@ pub struct ClientConfig {
     pub priority: Priority,
     /// Its own limits on top of the models' own, by the name of the model.
     pub limits: BTreeMap<String, Vec<ModelLimit>>,
+    /// Limits of `[limits]` that its calls charge too, of whichever model.
+    pub shared: SharedLimits,
 }
 
 /// Whose calls go first.

@@ -53,8 +53,8 @@ mod trail;
 mod usage;
 
 pub use config::{
-    ClientConfig, Counts, LlmConfig, LlmSection, ModelConfig, ModelLimit, Oversize, Priority, UnknownModel,
-    UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
+    ClientConfig, Counts, LlmConfig, LlmSection, ModelConfig, ModelLimit, Oversize, Priority, SharedLimits,
+    UnknownModel, UpstreamConfig, UpstreamKey, UpstreamKind, llm_key,
 };
 pub use limits::{Admission, Caller, Check, ModelLimits, Refusal, RefusalKind, ReportedLeft, Standing};
 pub use overview::{

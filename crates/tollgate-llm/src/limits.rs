@@ -35,7 +35,7 @@ use crate::count::{Counted, Counter};
 use crate::learned::Learned;
 use crate::line::Line;
 use crate::parking::Parking;
-use crate::plan::{Plan, Planned};
+use crate::plan::{Plan, Planned, SHARED};
 use crate::request::{Api, ModelRequest};
 use crate::seen::{Coming, Seen};
 
@@ -335,7 +335,7 @@ impl ModelLimits {
         }
         let line = self.line(&config, &model.quota);
         let planned = plans[0].tokens;
-        let joining = joining(&config, caller, planned.input.saturating_add(planned.output));
+        let joining = joining(&config, caller, planned.input.saturating_add(planned.output), planned.input);
         let client = joining.client.clone();
         let waits = self.inner.seen.waits(&Coming {
             model,
@@ -429,6 +429,9 @@ fn reason(plan: &Plan, decision: &Decision) -> String {
     let Some((outcome, charge)) = found else { return decision.to_string() };
     let (used, capacity, unit) = (outcome.used(), outcome.capacity(), charge.unit);
     match charge.counts {
+        Counts::Requests if unit == SHARED => {
+            format!("Rate limit exceeded: {used} {unit} / {capacity} of the limit {}", charge.limit)
+        }
         Counts::Requests => format!("Rate limit exceeded: {used} requests / {capacity} {unit}"),
         Counts::Concurrency => format!("Concurrency limit exceeded: {used} calls / {capacity} {unit}"),
         _ => format!("Token limit exceeded: {used} tokens / {capacity} {unit}"),

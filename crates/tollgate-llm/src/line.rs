@@ -5,7 +5,7 @@
 //! call that has waited that long goes first, so batch work moves under any load.
 //!
 //! Only the first in line tries. Denied by a limit that all share, it keeps its place and sleeps exactly as long as the limit says;
-//! denied by a limit of its own client alone, it steps aside until then, so that it holds up nobody else. What is settled makes the
+//! denied for longer by a limit of its own client, it steps aside until then, so that it holds up nobody else. What is settled makes the
 //! first look again at once. A waiter that is dropped leaves no trace. Nothing here counts quota: the limits decide.
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use crate::config::Priority;
+use crate::config::{Counts, Priority};
 use parking_lot::Mutex;
 use tollgate::Clock;
 use tollgate::store::Micros;
@@ -30,6 +30,28 @@ pub(crate) struct Joining {
     pub(crate) priority: Priority,
     /// In tokens.
     pub(crate) cost: u64,
+    /// Of those, input.
+    pub(crate) input: u64,
+}
+
+/// What goes before a call that joins at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    calls: u64,
+    tokens: u64,
+    input: u64,
+}
+
+impl Ahead {
+    /// In units of a limit that counts this.
+    pub(crate) fn of(self, counts: Counts) -> u64 {
+        match counts {
+            Counts::Requests | Counts::Concurrency => self.calls,
+            Counts::Tokens => self.tokens,
+            Counts::InputTokens => self.input,
+            Counts::OutputTokens => self.tokens.saturating_sub(self.input),
+        }
+    }
 }
 
 /// One line.
@@ -46,8 +68,9 @@ struct State {
     age: Micros,
     last_ticket: u64,
     waiting: usize,
-    /// The tokens of all who wait.
+    /// The tokens of all who wait, and of those the input.
     tokens: u64,
+    input: u64,
     /// The calls that were admitted and may still give something back.
     open: usize,
     clients: HashMap<Arc<str>, Client>,
@@ -90,6 +113,7 @@ pub(crate) struct Ticket<'a> {
     client: Arc<str>,
     number: u64,
     cost: u64,
+    input: u64,
 }
 
 impl Line {
@@ -117,6 +141,7 @@ impl Line {
         let number = state.last_ticket;
         state.waiting += 1;
         state.tokens = state.tokens.saturating_add(who.cost);
+        state.input = state.input.saturating_add(who.input);
         // Who is behind the others anyway need not be remembered.
         let served = state.served;
         state.clients.retain(|_, client| !client.calls.is_empty() || client.finish > served);
@@ -129,7 +154,7 @@ impl Line {
         });
         (client.weight, client.priority) = (who.weight.max(1), who.priority);
         client.calls.insert(number, Call { cost: who.cost, joined: now, waker: None });
-        Some(Ticket { line: self, client: who.client, number, cost: who.cost })
+        Some(Ticket { line: self, client: who.client, number, cost: who.cost, input: who.input })
     }
 
     /// Has the first look again: something was given back, perhaps to a client's own limits too.
@@ -160,6 +185,12 @@ impl Line {
     /// How many of one client wait, which go before a new one of its calls.
     pub(crate) fn waiting_of(&self, client: &str) -> usize {
         self.state.lock().clients.get(client).map_or(0, |client| client.calls.len())
+    }
+
+    /// What goes before a call that joins now.
+    pub(crate) fn ahead(&self) -> Ahead {
+        let state = self.state.lock();
+        Ahead { calls: state.waiting as u64, tokens: state.tokens, input: state.input }
     }
 
     /// The tokens of all waiting calls.
@@ -331,6 +362,16 @@ impl Ticket<'_> {
     pub(crate) fn waiting(&self) -> usize {
         self.line.waiting()
     }
+
+    /// What goes before this call if it leaves and joins again.
+    pub(crate) fn ahead(&self) -> Ahead {
+        let Ahead { calls, tokens, input } = self.line.ahead();
+        Ahead {
+            calls: calls.saturating_sub(1),
+            tokens: tokens.saturating_sub(self.cost),
+            input: input.saturating_sub(self.input),
+        }
+    }
 }
 
 impl Drop for Ticket<'_> {
@@ -340,6 +381,7 @@ impl Drop for Ticket<'_> {
         if call.is_some() {
             state.waiting = state.waiting.saturating_sub(1);
             state.tokens = state.tokens.saturating_sub(call.map_or(0, |call| call.cost));
+            state.input = state.input.saturating_sub(self.input);
         }
         if state.promoted == Some(self.number) {
             state.promoted = None;
@@ -368,7 +410,7 @@ mod tests {
     }
 
     fn joining(client: &str, weight: u64, priority: Priority, cost: u64) -> Joining {
-        Joining { client: client.into(), weight, priority, cost }
+        Joining { client: client.into(), weight, priority, cost, input: 0 }
     }
 
     fn may_try(ticket: &Ticket<'_>) -> bool {

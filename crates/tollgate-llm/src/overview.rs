@@ -469,7 +469,11 @@ fn groups_of(config: &LlmConfig, upstream: &str) -> Vec<String> {
 }
 
 /// When a charge fits if so many units go before it, and how its limit stands; nothing where nothing is limited.
-async fn turn(gate: &Tollgate, charge: &Planned, ahead: u64) -> Option<(Option<Micros>, LimitState)> {
+pub(crate) async fn turn(
+    gate: &Tollgate,
+    charge: &Planned,
+    ahead: u64,
+) -> Option<(Option<Micros>, LimitState)> {
     let rule = gate.find(&charge.limit).ok().filter(|rule| !rule.is_shadow())?;
     let Allowance::Limited(limit) = *rule.allowance_for(&Key::parse(charge.key.as_str()).ok()?) else {
         return None;

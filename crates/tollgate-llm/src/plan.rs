@@ -43,7 +43,16 @@ pub(crate) struct Planned {
     pub(crate) others: u64,
 }
 
+/// The unit of limits of `[limits]`, which are shared with what is no call of a model.
+pub(crate) const SHARED: &str = "requests";
+
 impl Planned {
+    /// One request of a limit that is shared with what is no call of a model.
+    fn shared(limit: &str, key: String, is_own: bool) -> Planned {
+        let (limit, counts, margin) = (limit.to_owned(), Counts::Requests, Duration::ZERO);
+        Planned { limit, key, counts, unit: SHARED, cost: 1, is_own, margin, others: 0 }
+    }
+
     /// What it counts, in words.
     pub(crate) const fn what(&self) -> &'static str {
         match self.counts {
@@ -91,11 +100,20 @@ impl Plan {
             planned.collect()
         };
         let mut charges = planned(&model.limits, group, false);
-        if let Some(name) = client
-            && let Some(client) = config.clients.iter().find(|client| client.name == name)
+        let known = client.and_then(|name| config.clients.iter().find(|client| client.name == name));
+        if let Some(client) = known
             && let Some(limits) = client.limits.get(&model.name)
         {
-            charges.extend(planned(limits, name, true));
+            charges.extend(planned(limits, &client.name, true));
+        }
+        for shared in [Some(&model.shared), known.map(|client| &client.shared)].into_iter().flatten() {
+            for limit in &shared.limits {
+                let key = shared.key(&model.name, client);
+                // One attempt is one request, whoever names the limit.
+                if !charges.iter().any(|charge| charge.limit == *limit && charge.key == key) {
+                    charges.push(Planned::shared(limit, key, shared.is_by_client()));
+                }
+            }
         }
         let count_cache_reads = model.count_cache_reads;
         let (quota, group, tokens) = (model.quota.clone(), group.to_owned(), *tokens);
@@ -164,7 +182,8 @@ impl Plan {
         let of_output = |planned: &&Planned| matches!(planned.counts, Counts::Tokens | Counts::OutputTokens);
         let charges = self.charges.iter().filter(of_output).cloned();
         let charges = charges.map(|planned| Planned { cost: expected.max(1), ..planned }).collect();
-        Plan { charges, ..self.clone() }
+        let tokens = Tokens { output: expected.max(1), ..self.tokens };
+        Plan { charges, tokens, ..self.clone() }
     }
 }
 

@@ -96,14 +96,15 @@ impl Streamed {
         self.has_unread
     }
 
-    /// What the provider has reported, if it has reported the whole of it.
+    /// What the provider has reported, if it has reported the whole of it. An output of 0 is no report where a text has come.
     pub fn reported(&self) -> Option<Usage> {
-        self.usage.filter(|_| self.has_final_output)
+        let usage = self.usage.filter(|_| self.has_final_output)?;
+        Some(if usage.output == 0 { Usage { output: self.output(), ..usage } } else { usage })
     }
 
     /// The input that was reported, if it was.
     pub fn input(&self) -> Option<Usage> {
-        self.usage
+        self.usage.filter(|usage| usage.input > 0)
     }
 
     /// How many output tokens have come so far: as reported, else as counted, whichever is more.
@@ -371,6 +372,20 @@ mod tests {
     fn c2_the_last_cumulative_output_counts() {
         let (_, reader) = feed(ANTHROPIC, 9);
         assert_eq!(reader.streamed().reported(), Some(Usage { input: 93, cached: 90, output: 12 }));
+    }
+
+    #[test]
+    fn b5_a_report_of_nothing_hides_no_text() {
+        let text = r#"data: {"choices":[{"delta":{"content":"hello world"}}]}"#;
+        let usage = |usage: &str| format!("{text}\n\ndata: {{\"choices\":[],\"usage\":{usage}}}\n\n");
+        let (_, reader) = feed(&usage(r#"{"prompt_tokens":7,"completion_tokens":0}"#), 9);
+        assert_eq!(reader.streamed().reported(), Some(Usage { input: 7, cached: 0, output: 2 }));
+        let (_, reader) = feed(&usage(r#"{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}"#), 9);
+        assert_eq!((reader.streamed().reported(), reader.streamed().output()), (None, 2));
+        // A stream whose beginning is missing.
+        let (_, reader) = feed(&ANTHROPIC[ANTHROPIC.find("event: ping").unwrap()..], 9);
+        let streamed = reader.streamed();
+        assert_eq!((streamed.reported().map(|usage| usage.output), streamed.input()), (Some(12), None));
     }
 
     #[test]

@@ -46,7 +46,8 @@ pub struct TrailLine {
     /// How long the limit asked it to wait; absent for never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<f64>,
-    /// `success`, `rate_limited` or `error`.
+    /// Of an attempt `success`, `left` by its client, `broken` off, or `error`; of a request that was not sent `rate_limited`, `unknown_model`, or
+    /// `error` where the limits could not be asked.
     pub status: &'static str,
     /// Which attempt of its request it was, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]

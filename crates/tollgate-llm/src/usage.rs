@@ -14,11 +14,11 @@ const MOST: u64 = 1_000_000_000;
 /// The tokens of a call, as its provider reports them or as they were estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// All input tokens, those read from a cache included.
+    /// All input tokens, those read from a cache included; 0 if they were not reported, because no call has none.
     pub input: u64,
     /// Of those, the tokens that were read from a cache.
     pub cached: u64,
-    /// All output tokens.
+    /// All output tokens; 0 if they were not reported, or if there are none.
     pub output: u64,
 }
 
@@ -68,7 +68,8 @@ pub fn of_answer(api: Api, body: &[u8], encoding: Encoding) -> Option<(Usage, bo
         input_tokens: Option<u64>,
     }
     let answer: Answer<'_> = serde_json::from_slice(body).ok()?;
-    if let Some(usage) = answer.usage.and_then(|usage| Usage::read(usage.get())) {
+    let reported = answer.usage.and_then(|usage| Usage::read(usage.get()));
+    if let Some(usage) = reported.filter(|usage| usage.output > 0) {
         return Some((usage, false));
     }
     // Nothing was generated. Of any other route the same field is no report of what was.
@@ -92,7 +93,11 @@ pub fn of_answer(api: Api, body: &[u8], encoding: Encoding) -> Option<(Usage, bo
             _ => {}
         }
     }
-    has_text.then_some((Usage { output, ..Usage::default() }, true))
+    match reported {
+        // Texts that were generated are some output, whatever is reported beside them.
+        Some(usage) => Some((Usage { output, ..usage }, false)),
+        None => has_text.then_some((Usage { output, ..Usage::default() }, true)),
+    }
 }
 
 /// The same for a body that may be large: that is read, and its texts are counted, off the async threads.
@@ -150,10 +155,10 @@ impl Reported {
             Some(input) => Some(input.checked_add(beside)?),
             None => self.total_tokens.map(|total| total.saturating_sub(output.unwrap_or(0))),
         };
-        if input.is_none() && output.is_none() {
+        let (input, output) = (input.unwrap_or(0), output.unwrap_or(0));
+        if input == 0 && output == 0 {
             return None;
         }
-        let (input, output) = (input.unwrap_or(0), output.unwrap_or(0));
         let cached = of_details.unwrap_or(read).min(input);
         (input <= MOST && output <= MOST).then_some(Usage { input, cached, output })
     }
@@ -184,6 +189,7 @@ mod tests {
             ),
             ("{}", None),
             ("null", None),
+            (r#"{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}"#, None),
             (r#"{"prompt_tokens":-4}"#, None),
             (r#"{"prompt_tokens":1e99}"#, None),
             (r#"{"prompt_tokens":18446744073709551615,"completion_tokens":1}"#, None),
@@ -212,6 +218,19 @@ mod tests {
                 counted(2),
             ),
             (r#"{"input_tokens":7,"content":[{"type":"text","text":"hello world"}]}"#, counted(2)),
+            (
+                r#"{"usage":{"prompt_tokens":9,"completion_tokens":0},"choices":[{"message":{"content":"hello world"}}]}"#,
+                Some((Usage { input: 9, cached: 0, output: 2 }, false)),
+            ),
+            (
+                r#"{"usage":{"prompt_tokens":9,"total_tokens":9},"data":[{"embedding":[0.5]}]}"#,
+                Some((Usage { input: 9, cached: 0, output: 0 }, false)),
+            ),
+            (
+                r#"{"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0},"choices":[{"message":{"content":"hello world"}}]}"#,
+                counted(2),
+            ),
+            (r#"{"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}}"#, None),
             (r#"{"input_tokens":7}"#, None),
             (r#"{"usage":null}"#, None),
             ("not json", None),

@@ -95,7 +95,7 @@ async fn d5_a_retry_at_the_advertised_millisecond_succeeds_and_20_ms_earlier_it_
 }
 
 fn report(counts: Counts, remaining: u64, reset_s: u64, rounding: u64) -> ReportedLeft {
-    ReportedLeft { counts, remaining, reset: Some(Duration::from_secs(reset_s)), rounding }
+    ReportedLeft { counts, limit: None, remaining, reset: Some(Duration::from_secs(reset_s)), rounding }
 }
 
 #[tokio::test]
@@ -140,6 +140,32 @@ async fn e4_reports_only_ever_lower_what_is_left() {
     }
     world.hands.advance(Micros::from_secs(60));
     assert_eq!(lefts().await, (10, 10_000), "what others used leaves the window too");
+}
+
+/// Anthropic reports as `tokens` what is left of its strictest limit, mostly that of output: that is none of what others have used of ours.
+#[tokio::test]
+async fn e4_the_tokens_of_anthropic_count_only_where_they_are_of_our_limit() {
+    let text = "llm.margin = '0s'\n[llm.models.claude-x]\ntpm = 10000\n[llm.upstreams.up]\nkind = 'anthropic'\n\
+                base_url = 'http://localhost'\napi_key = 'x'\n";
+    let mut llm = LlmSection::default();
+    let config =
+        Config::parse_with(text, [], &mut [&mut llm]).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    let hands = ManualClock::at(Micros::from_secs(1_700_000_000));
+    let gate = Tollgate::builder().config(&config).clock(hands.clock()).build().expect("a gate");
+    let limits = ModelLimits::with_clock(gate.clone(), llm.config.expect("a section"), hands.clock());
+    let body = r#"{"model":"claude-x","max_tokens":100,"messages":[{"role":"user","content":"hi"}]}"#;
+    let request = ModelRequest::read(Api::Messages, body.as_bytes()).expect("a request");
+    let admission = limits.admit(&request, &Caller::default(), None).await.expect("room");
+    let left = async || gate.status("llm.claude-x.tpm", "llm:up").await.expect("a status").remaining();
+    let before = left().await;
+    for (limit, remaining) in [(Some(2_000), 0), (None, 1_000), (Some(2_000), 1_000)] {
+        let report = ReportedLeft { limit, ..report(Counts::Tokens, remaining, 60, 500) };
+        admission.reported(&[report]).await.expect("taken in");
+        assert_eq!((left().await, limits.parked().len()), (before, 0), "{report:?}");
+    }
+    let report = ReportedLeft { limit: Some(10_000), ..report(Counts::Tokens, 5_000, 60, 500) };
+    admission.reported(&[report]).await.expect("taken in");
+    assert!(left().await < 5_501, "{}", left().await);
 }
 
 #[tokio::test]

@@ -416,6 +416,23 @@ async fn b5_without_usage_nothing_unproven_is_given_back() {
     );
 }
 
+/// A provider that reports zeros, or leaves something out, has proven nothing.
+#[tokio::test]
+async fn b5_what_is_not_reported_is_not_given_back() {
+    let world = World::openai("input_tpm = 1000\noutput_tpm = 1000");
+    let left = async || (world.left("llm.gpt-4o.input_tpm").await, world.left("llm.gpt-4o.output_tpm").await);
+    let settle = async |usage: &str| {
+        let admission = world.admit(108).await.expect("room");
+        admission.settle(Usage::read(usage).unwrap_or_default()).await.expect("settled");
+    };
+    settle(r#"{"output_tokens":3}"#).await;
+    assert_eq!(left().await, (1_000 - INPUT, 997), "the input is what it was reckoned at");
+    settle(r#"{"input_tokens":0,"output_tokens":0}"#).await;
+    assert_eq!(left().await, (1_000 - 2 * INPUT, 897), "nothing is known, so nothing comes back");
+    settle(r#"{"input_tokens":5,"output_tokens":0}"#).await;
+    assert_eq!(left().await, (1_000 - 2 * INPUT - 5, 897), "an input was reported");
+}
+
 #[tokio::test]
 async fn b6_a_call_without_a_cap_reserves_what_answers_have_been() {
     let world = World::openai("tpm = 100000");
@@ -498,6 +515,35 @@ async fn c2_output_counts_in_the_minute_in_which_it_was_produced() {
     assert!((690..=710).contains(&left().await), "{}", left().await);
 }
 
+/// More than the limit: nothing is waited for at the end of the stream, and the excess is a debt.
+#[tokio::test]
+async fn c2_output_beyond_its_limit_is_charged_without_waiting() {
+    let world = anthropic("output_tpm = 1000");
+    let body = message("hello", 5_000);
+    let request = ModelRequest::read(Api::Messages, body.as_bytes()).expect("a request");
+    let mut admission = world.limits.admit(&request, &Caller::default(), None).await.expect("room");
+    let mut reader = EventReader::new(Encoding::O200k);
+    let start = r#"{"type":"message_start","message":{"usage":{"input_tokens":9,"output_tokens":1}}}"#;
+    reader.feed(format!("data: {start}\n\n").as_bytes());
+    admission.produced(reader.streamed()).await.expect("charged");
+    for second in 1..=20 {
+        world.advance(1);
+        let delta =
+            format!(r#"{{"type":"message_delta","delta":{{}},"usage":{{"output_tokens":{}}}}}"#, 75 * second);
+        reader.feed(format!("data: {delta}\n\n").as_bytes());
+        admission.produced(reader.streamed()).await.expect("charged");
+    }
+    let settling = tokio::spawn(admission.settle(Usage { input: 9, cached: 0, output: 1_500 }));
+    settle_down().await;
+    assert!(settling.is_finished(), "it waits for room");
+    settling.await.expect("no panic").expect("settled");
+    // The last 600 tokens are charged to what was still held when the limit was reached.
+    world.advance(45);
+    assert_eq!(world.left("llm.claude-x.output_tpm").await, 0);
+    world.advance(15);
+    assert_eq!(world.left("llm.claude-x.output_tpm").await, 1_000);
+}
+
 #[tokio::test]
 async fn c6_a_waiter_that_leaves_leaves_nothing() {
     let world = World::openai("tpm = 1000\nrpm = 10");
@@ -556,6 +602,140 @@ async fn a_client_that_is_out_does_not_hold_up_the_next() {
         .expect("cancelled");
     world.advance(60);
     waiting.await.expect("no panic").expect("its own turn");
+}
+
+/// A hint in a contended line counts those who wait: who comes back goes behind them.
+#[tokio::test]
+async fn a_hint_counts_the_calls_before() {
+    let world = World::openai("tpm = 1000");
+    world.call(1_000).await;
+    world.advance(40);
+    let day = Some(Duration::from_secs(86_400));
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let world = world.clone();
+            tokio::spawn(async move { world.admit_within(900, day).await.map(drop) })
+        })
+        .collect();
+    settle_down().await;
+    let refusal = world.admit_within(900, Some(Duration::ZERO)).await.expect_err("twenty are before it");
+    // Tokens are given out by the thousand, a minute each, from 20 s on; and 18,900 are needed.
+    let expected = Some(Duration::from_secs(20 + 18 * 60));
+    assert_eq!(refusal.retry_after, expected, "{refusal}");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+
+    let world = World::of(OPENAI, "llm.max_waiting = 20\n[llm.models.gpt-4o]\ntpm = 1000");
+    world.call(1_000).await;
+    world.advance(40);
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let world = world.clone();
+            tokio::spawn(async move { world.admit_within(900, day).await.map(drop) })
+        })
+        .collect();
+    settle_down().await;
+    let refusal = world.admit_within(900, day).await.expect_err("the line is full");
+    assert_eq!((refusal.kind, refusal.retry_after), (RefusalKind::LineFull, expected));
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// The same where the quota of all is out as well, for a shorter time.
+#[tokio::test]
+async fn a_client_that_is_out_for_longer_does_not_hold_up_the_next() {
+    let world = World::of(
+        OPENAI,
+        "[llm.models.gpt-4o]\ntpm = 1000\n[llm.clients.a]\nkey = 'k'\nmodels.gpt-4o = { rpm = 1 }\n\
+         [llm.clients.b]\nkey = 'l'\n[llm.clients.d]\nkey = 'm'",
+    );
+    let day = Some(Duration::from_secs(86_400));
+    let call = |client: &'static str, tokens: u64| {
+        let world = world.clone();
+        tokio::spawn(async move {
+            let body = body(tokens);
+            let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+            let caller = Caller { client: Some(client.to_owned()) };
+            let admission = world.limits.admit(&request, &caller, day).await.expect("it waits");
+            admission.settle(used(tokens)).await.expect("settled");
+        })
+    };
+    let mut now = 0;
+    let mut waiting = Vec::new();
+    for (at, client, tokens) in
+        [(0, "d", 800), (30, "a", 100), (31, "b", 100), (32, "a", 100), (33, "b", 100)]
+    {
+        world.advance(at - now);
+        now = at;
+        waiting.push(call(client, tokens));
+        settle_down().await;
+    }
+    let is_done = |waiting: &Vec<tokio::task::JoinHandle<()>>| {
+        waiting.iter().map(|one| one.is_finished()).collect::<Vec<_>>()
+    };
+    assert_eq!(is_done(&waiting), [true, true, true, false, false]);
+    world.advance(60 - now);
+    settle_down().await;
+    assert_eq!(is_done(&waiting), [true, true, true, false, true], "800 tokens are free");
+    world.advance(30);
+    settle_down().await;
+    assert_eq!(is_done(&waiting), [true; 5]);
+}
+
+/// A hint is of the moment at which it is given, and not of the last look.
+#[tokio::test]
+async fn a_refusal_after_a_wait_says_how_long_it_is_from_then() {
+    // A call under way may give something back, so the wait is not in vain.
+    let world = World::openai("tpm = 1000");
+    let open = world.admit(1_000).await.expect("room");
+    let waiting = tokio::spawn({
+        let world = world.clone();
+        async move { world.admit_within(100, Some(Duration::from_secs(20))).await }
+    });
+    settle_down().await;
+    world.advance(20);
+    let refusal = waiting.await.expect("no panic").expect_err("nothing came back");
+    assert_eq!(refusal.retry_after, Some(Duration::from_secs(40)), "{refusal}");
+    assert_eq!(refusal.standing[0].reset_after, Duration::from_secs(40));
+    drop(open);
+}
+
+/// A limit of the company is charged by what else there is and by calls of models, in one charge: together they never exceed it.
+#[tokio::test]
+async fn a_limit_of_the_company_is_charged_by_calls_and_by_all_else() {
+    let world = World::of(
+        OPENAI,
+        "[limits.company]\nstrategy = 'sliding_window'\nlimit = 5\nwindow = '60s'\n\
+         [llm.models.gpt-4o]\nrpm = 100\ntpm = 10000\nlimits = ['company']\nlimit_key = 'team:a'\n\
+         [llm.clients.c]\nkey = 'k'\nlimits = ['company']\nlimit_key = 'team:a'",
+    );
+    let body = body(100);
+    let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+    let client = Caller { client: Some("c".to_owned()) };
+    let now = Some(Duration::ZERO);
+    let (mut checks, mut calls) = (0, 0);
+    for _ in 0..10 {
+        checks += u32::from(world.gate.check("company", "team:a").await.expect("a decision").is_allowed());
+        if let Ok(admission) = world.limits.admit(&request, &client, now).await {
+            calls += 1;
+            // What it used is no number of requests, and a refusal by the provider was one.
+            match calls {
+                1 => admission.refused().await.expect("settled"),
+                _ => admission.settle(used(100)).await.expect("settled"),
+            }
+        }
+    }
+    assert_eq!((checks, calls), (3, 2));
+    let refusal = world.limits.admit(&request, &client, now).await.expect_err("the company is out");
+    assert_eq!(refusal.reason, "Rate limit exceeded: 5 requests / 5 of the limit company");
+    assert_eq!(refusal.retry_after, Some(Duration::from_secs(60)));
+    assert_eq!(
+        (world.left("llm.gpt-4o.rpm").await, world.left("llm.gpt-4o.tpm").await),
+        (98, 9_900),
+        "a call that was refused is charged nowhere"
+    );
+    // One that was never sent is none.
+    world.advance(60);
+    world.limits.admit(&request, &client, now).await.expect("room").cancel().await.expect("cancelled");
+    assert_eq!(world.gate.status("company", "team:a").await.expect("a status").remaining(), 5);
 }
 
 #[tokio::test]

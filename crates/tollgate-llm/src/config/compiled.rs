@@ -52,15 +52,27 @@ pub(super) struct Compiled {
     /// The names that `[limits]` has.
     taken: Vec<String>,
     pub(super) rules: Vec<Rule>,
-    /// The numbers of each quota, and which model gave them.
-    pub(super) quotas: BTreeMap<String, (String, Numbers, bool)>,
+    /// The table that made each of them.
+    made_by: Vec<String>,
+    pub(super) quotas: BTreeMap<String, Quota>,
+}
+
+/// What models of one quota have in common.
+pub(super) struct Quota {
+    /// The model that gave the numbers, or the first of those that gave none.
+    pub(super) model: String,
+    pub(super) numbers: Numbers,
+    pub(super) applied: Applied,
+    /// Whether the models name it.
+    pub(super) is_shared: bool,
+    pub(super) limits: Vec<ModelLimit>,
 }
 
 impl Compiled {
     pub(super) fn of(config: &LlmConfig, rules: &[Rule]) -> Compiled {
         let taken = rules.iter().map(|rule| rule.name().to_owned()).collect();
         let (window, margin) = (config.window.into(), config.margin.map(Micros::from));
-        Compiled { window, margin, taken, rules: Vec::new(), quotas: BTreeMap::new() }
+        Compiled { window, margin, taken, rules: Vec::new(), made_by: Vec::new(), quotas: BTreeMap::new() }
     }
 
     /// How much longer than a window of the provider a call counts.
@@ -68,11 +80,11 @@ impl Compiled {
         self.margin.unwrap_or(MARGIN.min(Micros::new(window.get() / MARGIN_SHARE)))
     }
 
-    /// Makes the limits of one table, under names that begin with `stem`.
+    /// Makes the limits of one table of this name, under names that begin with `stem`.
     pub(super) fn add(
         &mut self,
         reader: &mut Reader<'_>,
-        field: &Field<'_>,
+        (field, table): (&Field<'_>, &str),
         stem: &str,
         numbers: Numbers,
         applied: Applied,
@@ -90,7 +102,7 @@ impl Compiled {
                 _ if dimension.is_daily => Limit::sliding_window(count, DAY),
                 _ => Limit::sliding_window(count, self.window.saturating_add(margin)),
             };
-            let made = self.limit(reader, field, stem, dimension, limit, applied);
+            let made = self.limit(reader, (field, table), stem, dimension, limit, applied);
             limits.extend(made.map(|limit| ModelLimit { margin: margin.into(), ..limit }));
         }
         if let (Some(slice), Some(rpm)) = (numbers.slice, numbers.counts[0]) {
@@ -100,7 +112,7 @@ impl Compiled {
             let each = dimension("slice", Counts::Requests, "requests a slice", false);
             let margin = self.margin_of(slice);
             let limit = Limit::sliding_window(share, slice.saturating_add(margin));
-            let made = self.limit(reader, field, stem, &each, limit, applied);
+            let made = self.limit(reader, (field, table), stem, &each, limit, applied);
             limits.extend(made.map(|limit| ModelLimit { margin: margin.into(), ..limit }));
         }
         limits
@@ -109,7 +121,7 @@ impl Compiled {
     fn limit(
         &mut self,
         reader: &mut Reader<'_>,
-        field: &Field<'_>,
+        (field, table): (&Field<'_>, &str),
         stem: &str,
         dimension: &Dimension,
         limit: Result<Limit, LimitError>,
@@ -135,23 +147,35 @@ impl Compiled {
             return None;
         }
         let rule = Rule::new(name.clone(), limit).ok()?.with_subject(Subject::Namespace);
-        let rule = if applied.shadow { rule.shadow() } else { rule };
+        let rule = if applied.shadow == Some(true) { rule.shadow() } else { rule };
         let rule = match applied.fallback {
             Some(fallback) => rule.fallback(fallback),
             None => rule,
         };
-        if !self.rules.iter().any(|other| other.name() == rule.name()) {
-            self.rules.push(rule);
+        match self.rules.iter().zip(&self.made_by).find(|(other, _)| other.name() == rule.name()) {
+            None => {
+                self.rules.push(rule);
+                self.made_by.push(table.to_owned());
+            }
+            Some((other, _)) if *other == rule => {}
+            // Two names would be one limit, and only one of the two numbers would hold.
+            Some((_, made_by)) => {
+                let fix = format!(
+                    "its limit {name} has another number in {made_by}; write the same one, or give one of them another name or quota"
+                );
+                reader.misnamed(field, fix);
+                return None;
+            }
         }
         let margin = Duration::ZERO;
         Some(ModelLimit { name, counts: dimension.counts, unit: dimension.unit, margin })
     }
 }
 
-/// How the limits of a table are applied.
+/// How the limits of a table are applied, as far as it says so.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Applied {
-    pub(super) shadow: bool,
+    pub(super) shadow: Option<bool>,
     pub(super) fallback: Option<Fallback>,
 }
 

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use tollgate::Rule;
-use tollgate::config::{Field, Limits, Reader, Section};
+use tollgate::config::{Field, Limits, Reader, Section, nearest};
+use tollgate::{Allowance, Key, Limit, Rule};
 
-use super::compiled::{Applied, Compiled, DIMENSIONS, Numbers, number_names};
+use super::compiled::{Applied, Compiled, DIMENSIONS, Numbers, Quota, number_names};
 use super::{
-    ClientConfig, LlmConfig, MAX_WAITING, MEMORY_MIB, ModelConfig, Oversize, Priority, ROOT, TIMEOUT,
-    UnknownModel, UpstreamConfig, UpstreamKey, UpstreamKind, mebibytes,
+    ClientConfig, LlmConfig, MAX_WAITING, MEMORY_MIB, ModelConfig, Oversize, Priority, ROOT, SharedLimits,
+    TIMEOUT, UnknownModel, UpstreamConfig, UpstreamKey, UpstreamKind, mebibytes,
 };
 
 /// Reads the section, and adds its limits to the others.
@@ -50,12 +50,23 @@ pub(super) fn read(reader: &mut Reader<'_>, field: &Field<'_>, limits: &mut Limi
         config.upstreams.extend(read_upstream(reader, &field));
     }
     let mut compiled = Compiled::of(&config, limits.rules());
+    let mut models = Vec::new();
     for field in tables(reader, &section, "models") {
-        config.models.extend(read_model(reader, &field, &config.upstreams, &mut compiled));
+        models.extend(read_model(reader, &field, &config.upstreams, &mut compiled, limits));
+    }
+    for (mut model, applied) in models {
+        if let Some(quota) = compiled.quotas.get(&model.quota) {
+            check_applied(reader, &section, &model.name, applied, quota);
+            // The numbers may come after a model that leaves them out.
+            model.limits.clone_from(&quota.limits);
+        }
+        config.models.push(model);
     }
     let clients = tables(reader, &section, "clients");
     for field in &clients {
-        let Some(client) = read_client(reader, field, &config.models, &mut compiled) else { continue };
+        let Some(client) = read_client(reader, field, &config.models, &mut compiled, limits) else {
+            continue;
+        };
         if let Some(other) = config.clients.iter().find(|other| other.key == client.key) {
             let fix =
                 format!("has the key of {}, so nobody could tell the two apart; give it its own", other.name);
@@ -176,9 +187,10 @@ fn read_model(
     field: &Field<'_>,
     upstreams: &[UpstreamConfig],
     compiled: &mut Compiled,
-) -> Option<ModelConfig> {
+    all: &Limits<'_>,
+) -> Option<(ModelConfig, Applied)> {
     let section = reader.section(field)?;
-    let own = ["upstream", "quota", "count_cache_reads", "shadow", "fallback"];
+    let own = ["upstream", "quota", "limits", "limit_key", "count_cache_reads", "shadow", "fallback"];
     reader.only(&section, &own.into_iter().chain(number_names()).collect::<Vec<_>>());
     let upstream = match (section.field("upstream"), upstreams) {
         (Some(field), _) => read_named(reader, field, upstreams),
@@ -195,40 +207,68 @@ fn read_model(
         None => Some((slug(field.name), false)),
     };
     let (quota, is_shared) = quota?;
-    let shadow = section.field("shadow").and_then(|field| reader.truth(field)).unwrap_or(false);
+    let shadow = section.field("shadow").and_then(|field| reader.truth(field));
     let fallback = section.field("fallback").and_then(|field| reader.fallback(field));
     let cache = section.field("count_cache_reads").and_then(|field| reader.truth(field)).unwrap_or(false);
-    let numbers = match compiled.quotas.get(&quota) {
-        Some((other, _, false)) => {
+    let shared = read_shared(reader, &section, all);
+    let applied = Applied { shadow, fallback };
+    let is_first = match compiled.quotas.get(&quota) {
+        None => true,
+        Some(Quota { model, is_shared: false, .. }) => {
             let fix = format!(
-                "shares the limit {quota} with {other} by its name; say so with quota = \"{quota}\" in both"
+                "shares the limit {quota} with {model} by its name; say so with quota = \"{quota}\" in both"
             );
             reader.misnamed(field, fix);
             return None;
         }
-        Some((other, _, true)) if !is_shared => {
-            let fix = format!("has the name of the quota of {other}; say quota = \"{quota}\" to share it");
+        Some(Quota { model, .. }) if !is_shared => {
+            let fix = format!("has the name of the quota of {model}; say quota = \"{quota}\" to share it");
             reader.misnamed(field, fix);
             return None;
         }
         // One model of a quota gives the numbers, and others may leave them out.
-        Some((_, first, true)) if numbers == Numbers::default() => *first,
-        Some((other, first, true)) if *first != numbers => {
-            let fix = format!("has other numbers than {other} of the same quota; write them once");
+        Some(known) if known.numbers == Numbers::default() => numbers != Numbers::default(),
+        Some(known) if numbers != Numbers::default() && known.numbers != numbers => {
+            let fix = format!("has other numbers than {} of the same quota; write them once", known.model);
             reader.misnamed(field, fix);
             return None;
         }
-        _ => numbers,
+        Some(_) => false,
     };
-    compiled.quotas.entry(quota.clone()).or_insert_with(|| (field.name.to_owned(), numbers, is_shared));
-    let limits = compiled.add(reader, field, &quota, numbers, Applied { shadow, fallback });
-    Some(ModelConfig {
-        name: field.name.to_owned(),
-        upstream: upstream?,
-        quota,
-        limits,
-        count_cache_reads: cache,
-    })
+    if is_first {
+        let model = field.name.to_owned();
+        let table = format!("llm.models.{model}");
+        let limits = compiled.add(reader, (field, &table), &quota, numbers, applied);
+        compiled.quotas.insert(quota.clone(), Quota { model, numbers, applied, is_shared, limits });
+    }
+    let name = field.name.to_owned();
+    let limits = Vec::new();
+    let model = ModelConfig { name, upstream: upstream?, quota, limits, shared, count_cache_reads: cache };
+    Some((model, applied))
+}
+
+/// Complains about what a model says of the limits of its quota and another model decides.
+fn check_applied(
+    reader: &mut Reader<'_>,
+    section: &Section<'_>,
+    model: &str,
+    applied: Applied,
+    quota: &Quota,
+) {
+    let has_other_shadow =
+        applied.shadow.is_some_and(|shadow| shadow != quota.applied.shadow.unwrap_or(false));
+    let has_other_fallback = applied.fallback.is_some() && applied.fallback != quota.applied.fallback;
+    for (name, is_other) in [("shadow", has_other_shadow), ("fallback", has_other_fallback)] {
+        let table = section.field("models").filter(|_| is_other).and_then(|field| reader.section(field));
+        let table = table.and_then(|models| reader.section(models.field(model)?));
+        if let Some(field) = table.and_then(|table| table.field(name).cloned()) {
+            let fix = format!(
+                "is decided by {}, which gives the numbers of this quota; write it there",
+                quota.model
+            );
+            reader.mistake(&field, fix);
+        }
+    }
 }
 
 fn read_named(reader: &mut Reader<'_>, field: &Field<'_>, upstreams: &[UpstreamConfig]) -> Option<String> {
@@ -247,10 +287,12 @@ fn read_client(
     field: &Field<'_>,
     models: &[ModelConfig],
     compiled: &mut Compiled,
+    all: &Limits<'_>,
 ) -> Option<ClientConfig> {
     sound_name(reader, field)?;
-    let section = reader.section(field)?.showing(&["weight", "priority", "models"]);
-    reader.only(&section, &["key", "weight", "priority", "models"]);
+    let fields = ["weight", "priority", "models", "limits", "limit_key"];
+    let section = reader.section(field)?.showing(&fields);
+    reader.only(&section, &fields.into_iter().chain(["key"]).collect::<Vec<_>>());
     let key = match section.field("key") {
         Some(field) => reader.password(field, "SEARCH_KEY"),
         None => {
@@ -264,6 +306,7 @@ fn read_client(
     }
     let priorities = [Priority::Interactive, Priority::Batch].map(|priority| (priority.name(), priority));
     let priority = section.field("priority").and_then(|field| reader.choice(field, &priorities));
+    let shared = read_shared(reader, &section, all);
     let mut limits = BTreeMap::new();
     for model in tables(reader, &section, "models") {
         let Some(known) = models.iter().find(|known| known.name == model.name) else {
@@ -274,8 +317,9 @@ fn read_client(
         reader.only(&section, &number_names().collect::<Vec<_>>());
         let numbers = read_numbers(reader, &section);
         let stem = format!("client.{}.{}", field.name, known.quota);
-        limits
-            .insert(model.name.to_owned(), compiled.add(reader, &model, &stem, numbers, Applied::default()));
+        let table = format!("llm.clients.{}.models.{}", field.name, model.name);
+        let made = compiled.add(reader, (&model, &table), &stem, numbers, Applied::default());
+        limits.insert(model.name.to_owned(), made);
     }
     Some(ClientConfig {
         name: field.name.to_owned(),
@@ -283,7 +327,47 @@ fn read_client(
         weight: weight.unwrap_or(1),
         priority: priority.unwrap_or_default(),
         limits,
+        shared,
     })
+}
+
+/// `limits` and `limit_key`: limits of `[limits]`, each of which must be there.
+fn read_shared(reader: &mut Reader<'_>, section: &Section<'_>, all: &Limits<'_>) -> SharedLimits {
+    let mut shared = SharedLimits::default();
+    if let Some(field) = section.field("limits") {
+        shared.limits = reader.texts(field, "[\"company\"]").unwrap_or_default();
+        for name in &shared.limits {
+            if !all.names().contains(&name.as_str()) {
+                let known = || all.names().iter().copied();
+                let fix = match nearest(name, known()) {
+                    Some(guess) => format!("there is no limit `{name}`; did you mean \"{guess}\"?"),
+                    None if known().next().is_none() => {
+                        format!("there is no limit `{name}`; write [limits.{name}]")
+                    }
+                    None => format!("there is no limit `{name}`; known: {}", all.names().join(", ")),
+                };
+                reader.mistake(field, fix);
+            }
+            let rule = all.rules().iter().find(|rule| rule.name() == name);
+            if let Some(Allowance::Limited(Limit::Concurrency(_))) = rule.map(Rule::allowance) {
+                let fix = format!(
+                    "`{name}` counts what runs at once, and a call charges one request; write concurrency here"
+                );
+                reader.mistake(field, fix);
+            }
+        }
+    }
+    if let Some(field) = section.field("limit_key") {
+        shared.key = reader.text(field, "global").map(str::to_owned);
+        if section.field("limits").is_none() {
+            reader.misnamed(field, "names the key of `limits`, and there are none");
+        } else if shared.key.is_some() && Key::parse(shared.key("m", None).as_str()).is_err() {
+            reader.mistake(field, "is no key; write one such as \"team:{client}\"");
+        } else if shared.key("m", None).contains(['{', '}']) {
+            reader.mistake(field, "may hold {client} and {model}, and no other field");
+        }
+    }
+    shared
 }
 
 /// The name of an upstream or a client, which becomes a part of names of limits and of keys.

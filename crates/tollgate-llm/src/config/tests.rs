@@ -154,6 +154,62 @@ fn models_share_a_quota_only_where_they_say_so() {
     }
 }
 
+/// No number is lost without a word: two tables that make one limit say the same of it.
+#[test]
+fn one_limit_has_one_number() {
+    let base =
+        "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\napi_key = 'x'\n[llm.models]\n";
+    let (shared, llm) =
+        parse(&format!("{base}x = {{ quota = 'q' }}\ny = {{ rpm = 5, shadow = true, quota = 'q' }}"));
+    assert_eq!(
+        (llm.models[0].limits.len(), shared.policy.rules().len()),
+        (1, 1),
+        "the second gives the numbers"
+    );
+    assert_eq!(llm.models[0].limits, llm.models[1].limits);
+    assert!(shared.policy.rules()[0].is_shadow());
+    let two = "x = { rpm = 5, quota = 'q' }\ny = { quota = 'q' }\n";
+    for (text, line, field, value, fix) in [
+        (
+            "x = { rpm = 5, quota = 'q' }\ny = { quota = 'q', shadow = true }".to_owned(),
+            7,
+            "llm.models.y.shadow",
+            "true",
+            "is decided by x",
+        ),
+        (
+            "x = { quota = 'q', fallback = 'open' }\ny = { quota = 'q', rpm = 5 }".to_owned(),
+            6,
+            "llm.models.x.fallback",
+            "'open'",
+            "is decided by y",
+        ),
+        (
+            format!("{two}[llm.clients.c]\nkey = 'k'\nmodels = {{ x = {{ tpm = 10 }}, y = {{ tpm = 5 }} }}"),
+            10,
+            "llm.clients.c.models.y",
+            "",
+            "llm.client.c.q.tpm has another number in llm.clients.c.models.x",
+        ),
+        (
+            "x = { rpm = 5, quota = 'c' }\ny = { rpm = 5, quota = 'b.c' }\n\
+             [llm.clients.'a.b']\nkey = 'k'\nmodels.x = { tpm = 10 }\n\
+             [llm.clients.a]\nkey = 'l'\nmodels.y = { tpm = 5 }"
+                .to_owned(),
+            13,
+            "llm.clients.a.models.y",
+            "",
+            "llm.client.a.b.c.tpm has another number in llm.clients.a.b.models.x",
+        ),
+    ] {
+        check(&format!("{base}{text}"), &[(line, field, value, fix)]);
+    }
+    // What is the same in both is no mistake.
+    parse(&format!(
+        "{base}{two}[llm.clients.c]\nkey = 'k'\nmodels = {{ x = {{ tpm = 10 }}, y = {{ tpm = 10 }} }}"
+    ));
+}
+
 #[test]
 fn mistakes_are_named_by_field_and_line() {
     let base = "[llm.upstreams.a]\nkind = 'openai'\nbase_url = 'http://localhost/v1'\n";
@@ -172,6 +228,29 @@ fn mistakes_are_named_by_field_and_line() {
             "has the key of c",
         ),
         ("[llm.clients.c]\nweight = 2", 4, "llm.clients.c.key", "", "is missing"),
+        (
+            "[limits.company]\nblocked = true\n[llm.models.x]\nlimits = ['compny']",
+            7,
+            "llm.models.x.limits",
+            "",
+            "did you mean \"company\"?",
+        ),
+        ("[llm.models.x]\nlimits = ['any']", 5, "llm.models.x.limits", "", "write [limits.any]"),
+        (
+            "[limits.run]\nstrategy = 'concurrency'\nlimit = 1\nlease = '9s'\n[llm.models.x]\nlimits = ['run']",
+            9,
+            "llm.models.x.limits",
+            "",
+            "write concurrency here",
+        ),
+        ("[llm.models.x]\nlimit_key = 'a'", 5, "llm.models.x.limit_key", "", "there are none"),
+        (
+            "[limits.c]\nblocked = true\n[llm.models.x]\nlimits = ['c']\nlimit_key = 'a:{tenant}'",
+            8,
+            "llm.models.x.limit_key",
+            "'a:{tenant}'",
+            "{client} and {model}",
+        ),
     ] {
         let text = format!("{base}{text}");
         let Err(mistakes) = read(&text) else { panic!("{text} was accepted") };

@@ -7,7 +7,7 @@
 //! | tools, functions, a response format | the JSON that is sent |
 //! | an image, a screenshot, a generated image that is sent back | 85 with `detail: low`, else 765; 1,600 for Anthropic |
 //! | audio | 1,000 |
-//! | a file or document | 3,000 |
+//! | a file or document | 3,000; its text where it is one |
 //!
 //! Parts of kinds that are not known count as the JSON that is sent.
 
@@ -73,6 +73,19 @@ struct Part<'a> {
     image_url: Option<&'a RawValue>,
     #[serde(borrow, default)]
     detail: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    source: Option<&'a RawValue>,
+}
+
+/// Where a document comes from. That of a text has it in `data`, and one that is made of parts has them in `content`.
+#[derive(Deserialize)]
+struct Source<'a> {
+    #[serde(borrow, default, rename = "type")]
+    kind: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
 }
 
 impl Content<'_> {
@@ -172,10 +185,22 @@ impl Content<'_> {
             ("image_url" | "input_image" | "computer_screenshot", ..) => OF_AN_IMAGE,
             ("image", ..) => OF_AN_ANTHROPIC_IMAGE,
             ("input_audio" | "audio", ..) => OF_AUDIO,
-            ("file" | "input_file" | "document", ..) => OF_A_FILE,
+            ("document", ..) => part.source.map_or(OF_A_FILE, |source| self.document(source, depth)),
+            ("file" | "input_file", ..) => OF_A_FILE,
             (_, Some(text), _) => self.text(text),
             (_, None, Some(content)) => OF_A_MESSAGE.saturating_add(self.content(content, depth + 1)),
             (_, None, None) => self.encoding.count(json.get()),
+        }
+    }
+
+    /// A document of Anthropic's: a text as such, its parts, or a file of which nothing is known.
+    fn document(&self, source: &RawValue, depth: usize) -> u64 {
+        let Ok(source) = serde_json::from_str::<Source<'_>>(source.get()) else { return OF_A_FILE };
+        let kind = source.kind.map(|kind| kind.get().trim_matches('"')).unwrap_or_default();
+        match (kind, source.data, source.content) {
+            ("text", Some(text), _) => OF_A_MESSAGE.saturating_add(self.text(text)),
+            ("content", _, Some(content)) => OF_A_MESSAGE.saturating_add(self.content(content, depth + 1)),
+            _ => OF_A_FILE,
         }
     }
 
@@ -242,6 +267,19 @@ mod tests {
             (r#"[{"type":"image_url","image_url":{"url":"data:…","detail":"low"}}]"#, 85),
             (r#"[{"type":"input_audio","input_audio":{"data":"…"}}]"#, 1_000),
             (r#"[{"type":"file","file":{}}]"#, 3_000),
+            (
+                r#"[{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":"…"}}]"#,
+                3_000,
+            ),
+            (
+                r#"[{"type":"document","source":{"type":"text","media_type":"text/plain","data":"hello world"}}]"#,
+                5,
+            ),
+            (r#"[{"type":"document","source":{"type":"content","content":"hello world"}}]"#, 5),
+            (
+                r#"[{"type":"document","source":{"type":"content","content":[{"type":"text","text":"hello world"},{"type":"image"}]}}]"#,
+                3 + 2 + 1_600,
+            ),
             (r#"[{"type":"tool_result","content":[{"type":"text","text":"hello world"}]}]"#, 5),
         ] {
             assert_eq!(chat(content) - nothing, more, "{content}");

@@ -319,13 +319,14 @@ async fn settle(admission: Admission, api: Api, reply: &Reply) -> (Usage, bool) 
         cached: 0,
         output: admission.reserved().saturating_sub(admission.estimated_input()),
     };
+    let shown = usage.map_or(as_reserved, |usage| admission.completed(usage));
     let settled = match usage {
         Some(usage) if !is_estimated => admission.settle(usage).await,
         Some(usage) => admission.settle_estimated(usage.output, true).await,
         None => admission.settle_estimated(0, false).await,
     };
     warn_unsettled(settled);
-    (usage.unwrap_or(as_reserved), is_estimated)
+    (shown, is_estimated)
 }
 
 fn warn_untaken(taken: Result<(), tollgate::Error>) {

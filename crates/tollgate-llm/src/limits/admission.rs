@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::Reservation;
 use tollgate::store::Micros;
+use tollgate::{Decision, Outcome, Reservation};
+use tracing::Instrument;
 
 use super::batch::Share;
 use super::renewal::Renewal;
@@ -46,18 +47,19 @@ pub struct Admission {
     /// Whether others wait until it is answered, because nobody knows what is left at the provider.
     pub(super) goes_first: bool,
     produced: Option<Produced>,
+    /// When output was last looked at as it is produced.
+    looked_at: Micros,
     /// Its share of what was reserved for a batch.
     pub(super) share: Option<Share>,
 }
 
 /// Output that has been charged as it was produced.
 struct Produced {
-    /// What is reserved for what comes next, if there was room.
+    /// What is reserved for what comes next; `None` if others took the room of it.
     held: Option<Reservation>,
     plan: Plan,
     /// How much of the output was charged before that.
     settled: u64,
-    since: Micros,
 }
 
 impl Admission {
@@ -80,6 +82,7 @@ impl Admission {
             window: Duration::ZERO,
             goes_first: false,
             produced: None,
+            looked_at: Micros::ZERO,
             share: None,
         }
     }
@@ -127,14 +130,23 @@ impl Admission {
         Usage { input: self.tokens.input, cached: 0, output }
     }
 
-    /// Settles it with the reported usage, and learns from it.
+    /// A reported usage, with the estimate of its input where that was not reported. Nothing at all is of a call that generates nothing.
+    pub fn completed(&self, usage: Usage) -> Usage {
+        if usage.input == 0 && usage.output > 0 { self.estimate(usage.output) } else { usage }
+    }
+
+    /// Settles it with the reported usage, and learns from it. An input of 0 is none that was reported: it stays charged as reserved, and so
+    /// does the output if that is 0, too.
     pub async fn settle(self, usage: Usage) -> Result<(), tollgate::Error> {
+        if usage.input == 0 {
+            return self.settle_estimated(usage.output, usage.output > 0).await;
+        }
         if let Some(plan) = &self.plan {
             let charged = usage.charged_input(plan.kind, plan.count_cache_reads);
             let mut learned = self.inner.learned.lock();
             let learned = learned.entry(self.model.clone()).or_default();
-            let answer = usage.output.div_ceil(self.tokens.answers.max(1));
-            learned.learn(self.tokens.counted, usage.input, charged, Some(answer));
+            let answer = Some(usage.output.div_ceil(self.tokens.answers.max(1))).filter(|output| *output > 0);
+            learned.learn(self.tokens.counted, usage.input, charged, answer);
         }
         self.note(&usage, true);
         self.apply(&usage).await
@@ -187,50 +199,84 @@ impl Admission {
             return Ok(());
         }
         let now = self.inner.clock.now();
-        let since = self.produced.as_ref().map_or(Micros::ZERO, |produced| produced.since);
-        let settled = self.produced.as_ref().map_or(0, |produced| produced.settled);
         let step = Micros::new(Micros::from(self.window).get() / 60);
-        if now < since.saturating_add(step) {
+        if now < self.looked_at.saturating_add(step) {
             return Ok(());
         }
         let output = streamed.output();
+        let settled = self.produced.as_ref().map_or(0, |produced| produced.settled);
         if output <= settled {
             return Ok(());
         }
-        let plan = plan.clone();
-        // What has come is settled first, which makes the room that the rest needs.
-        match &self.produced {
-            Some(Produced { held: Some(held), plan, settled, .. }) => {
-                let actuals = vec![output.saturating_sub(*settled); plan.charges.len()];
-                self.inner.settle(held, Ending::Actual(actuals), self.line.as_ref()).await?;
-            }
-            // Nothing is held that could take it: it is charged with what comes next.
-            Some(Produced { held: None, .. }) => {}
-            None => {
-                if let Some(held) = self.held.take() {
-                    let actuals = plan.actuals(&Usage { output, ..input });
-                    self.inner.settle(&held, Ending::Actual(actuals), self.line.as_ref()).await?;
-                }
-            }
-        }
-        let has_settled = self.produced.as_ref().is_none_or(|produced| produced.held.is_some());
-        let settled = if has_settled { output } else { settled };
-        let next = plan.of_output(self.tokens.output.saturating_sub(output));
-        let reserved = self.reserve_more(&plan, &next).await;
-        let held = reserved.as_ref().ok().cloned().flatten();
         // Also where the store does not answer: it is asked again after a while, and not after every event.
-        self.produced = Some(Produced { held, plan: next, settled, since: now });
+        self.looked_at = now;
+        let plan = plan.clone();
+        let next = plan.of_output(self.tokens.output.saturating_sub(output));
+        // What comes next is reserved before what has come is settled, so that nobody takes the room in between. Where there is not enough
+        // room beside the old reservation, there is for a part of it, and for the whole once the old one is settled.
+        let (all, part) = match self.inner.gate.reserve(&next.charges(), TTL).await? {
+            Ok(all) => (Some(all), None),
+            Err(denied) => (None, self.reserve_part(&plan, &next, denied.decision()).await?),
+        };
+        let held = self.produced.as_ref().map_or(self.held.as_ref(), |produced| produced.held.as_ref());
+        let reserved =
+            self.produced.as_ref().map_or(self.tokens.output, |produced| produced.plan.tokens.output);
+        if all.is_none() && part.is_none() && held.is_some() && output.saturating_sub(settled) >= reserved {
+            // Its settlement would make no room, and without a reservation nothing could be charged.
+            return Ok(());
+        }
+        let taken = match &mut self.produced {
+            Some(produced) => {
+                produced.held.take().map(|held| (held, vec![output - settled; next.charges.len()]))
+            }
+            None => self.held.take().map(|held| (held, plan.actuals(&Usage { output, ..input }))),
+        };
+        // What nothing is held for is charged with what comes next.
+        let charged = if taken.is_some() { output } else { settled };
+        let applied = match taken {
+            Some((held, actuals)) => {
+                self.inner.settle(&held, Ending::Actual(actuals), self.line.as_ref()).await
+            }
+            None => Ok(()),
+        };
+        let all = match all {
+            Some(all) => Ok(Some(all)),
+            None => self.inner.gate.reserve(&next.charges(), TTL).await.map(Result::ok),
+        };
+        let (held, failed) = match all {
+            Ok(Some(all)) => {
+                let given_back = match &part {
+                    Some((part, _)) => self.inner.settle(part, Ending::Unused, self.line.as_ref()).await,
+                    None => Ok(()),
+                };
+                (Some((all, next)), given_back.err())
+            }
+            Ok(None) => (part, None),
+            Err(error) => (part, Some(error)),
+        };
+        let (held, plan) = match held {
+            Some((held, plan)) => (Some(held), plan),
+            None => (None, plan.of_output(1)),
+        };
+        self.produced = Some(Produced { held, plan, settled: charged });
         self.nudge();
-        reserved.map(drop)
+        failed.map_or(applied, Err)
     }
 
-    /// Reserves what is still expected; `None` if there is no room.
-    async fn reserve_more(&self, plan: &Plan, next: &Plan) -> Result<Option<Reservation>, tollgate::Error> {
-        match self.inner.gate.reserve(&next.charges(), TTL).await? {
-            Ok(held) => Ok(Some(held)),
-            // The answer goes on all the same. One token is enough to charge the rest to, as debt.
-            Err(_) => Ok(self.inner.gate.reserve(&plan.of_output(1).charges(), TTL).await?.ok()),
+    /// Reserves as much of what is still expected as there is room for; `None` if there is no room.
+    async fn reserve_part(
+        &self,
+        plan: &Plan,
+        next: &Plan,
+        denied: &Decision,
+    ) -> Result<Option<(Reservation, Plan)>, tollgate::Error> {
+        let room = denied.outcomes().iter().filter(|outcome| !outcome.is_allowed()).map(Outcome::remaining);
+        let room = room.min().unwrap_or(0);
+        if room == 0 || room >= next.tokens.output {
+            return Ok(None);
         }
+        let part = plan.of_output(room);
+        Ok(self.inner.gate.reserve(&part.charges(), TTL).await?.ok().map(|held| (held, part)))
     }
 
     async fn apply(mut self, usage: &Usage) -> Result<(), tollgate::Error> {
@@ -242,7 +288,7 @@ impl Admission {
         }
         if let Some(produced) = self.produced.take() {
             // The rest was settled as it was produced.
-            return self.settle_rest(&produced, usage.output).await;
+            return self.settle_rest(produced, usage.output).await;
         }
         match (plan, self.held.take()) {
             (Some(plan), Some(held)) => {
@@ -253,8 +299,9 @@ impl Admission {
         }
     }
 
-    /// Charges the output that is not charged yet. If nothing is held for it, it is charged as soon as there is room for one token.
-    async fn settle_rest(&self, produced: &Produced, output: u64) -> Result<(), tollgate::Error> {
+    /// Charges the output that is not charged yet. If nothing is held for it, it is charged as soon as there is room for one token, in the
+    /// background where there is a runtime: no answer ends later for it.
+    async fn settle_rest(&self, produced: Produced, output: u64) -> Result<(), tollgate::Error> {
         let more = output.saturating_sub(produced.settled);
         let actuals = Ending::Actual(vec![more; produced.plan.charges.len()]);
         if let Some(held) = &produced.held {
@@ -263,11 +310,25 @@ impl Admission {
         if more == 0 {
             return Ok(());
         }
-        let one = produced.plan.of_output(1);
-        match self.inner.gate.reserve_within(&one.charges(), TTL, self.window.saturating_mul(2)).await? {
-            Ok(held) => self.inner.settle(&held, actuals, self.line.as_ref()).await,
-            Err(_) => Ok(()),
-        }
+        let (inner, line, within) = (self.inner.clone(), self.line.clone(), self.window.saturating_mul(5));
+        let owed = async move {
+            let one = produced.plan.of_output(1);
+            match inner.gate.reserve_within(&one.charges(), TTL, within).await? {
+                Ok(held) => inner.settle(&held, actuals, line.as_ref()).await,
+                Err(denied) => {
+                    tracing::warn!(tokens = more, %denied, "output beyond its reservation could not be charged");
+                    Ok(())
+                }
+            }
+        };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return owed.await };
+        let owed = async move {
+            if let Err(error) = owed.await {
+                tracing::warn!(tokens = more, %error, "output beyond its reservation could not be charged");
+            }
+        };
+        runtime.spawn(owed.in_current_span());
+        Ok(())
     }
 
     /// For the overview.

@@ -157,7 +157,7 @@ impl ModelLimits {
             return Ok(Some(unlimited));
         };
         let line = self.line(&config, &model.quota);
-        let joining = joining(&config, caller, batch.reserved());
+        let joining = joining(&config, caller, batch.reserved(), batch.input());
         let client = joining.client.clone();
         let left = Duration::from(deadline.saturating_sub(clock.now()));
         let waits = self.inner.seen.waits(&Coming {

@@ -12,7 +12,7 @@ use tollgate::store::Micros;
 
 use super::others::Report;
 use super::{Admission, Inner, ModelLimits, Refusal, RefusalKind};
-use crate::config::{Counts, LlmConfig, ModelConfig};
+use crate::config::{Counts, LlmConfig, ModelConfig, UpstreamKind};
 use crate::parking::Parked;
 use crate::plan::{Plan, Planned};
 use crate::provider::Hints;
@@ -22,6 +22,8 @@ use crate::provider::Hints;
 pub struct ReportedLeft {
     /// What the limit counts.
     pub counts: Counts,
+    /// How much the provider allows, if it says so.
+    pub limit: Option<u64>,
     /// How much is left.
     pub remaining: u64,
     /// When all of it will be left, if that is reported.
@@ -45,7 +47,8 @@ impl ReportedLeft {
         ];
         let left = limits.into_iter().filter_map(|(counts, limit, rounding)| {
             let limit = limit?;
-            Some(ReportedLeft { counts, remaining: limit.remaining?, reset: limit.reset_after, rounding })
+            let (remaining, reset) = (limit.remaining?, limit.reset_after);
+            Some(ReportedLeft { counts, limit: limit.limit, remaining, reset, rounding })
         });
         left.collect()
     }
@@ -275,6 +278,11 @@ impl Admission {
             else {
                 continue;
             };
+            // Anthropic's `tokens` are of whichever limit is strictest, which mostly is that of output and none of ours.
+            let is_of_any = plan.kind == UpstreamKind::Anthropic && report.counts == Counts::Tokens;
+            if is_of_any && report.limit != Some(then.capacity()) {
+                continue;
+            }
             let reported = report.remaining.saturating_add(report.rounding);
             // A refused call is counted here. If this limit refused it, the provider had less left than the call asked for. Other
             // limits are corrected with the next answer.

@@ -12,7 +12,8 @@ use super::feedback::parked;
 use super::planning::capacity;
 use super::{Caller, ModelLimits, Refusal, RefusalKind, TTL, reason, standing, undecided};
 use crate::config::{Counts, LlmConfig, Priority};
-use crate::line::{Joining, Line, Ticket};
+use crate::line::{Ahead, Joining, Line, Ticket};
+use crate::overview::turn;
 use crate::plan::Plan;
 
 /// The longest sleep of the first in the queue before it tries a remote store again: another process may have given back.
@@ -22,8 +23,8 @@ const LOOK_AGAIN: Micros = Micros::from_millis(250);
 /// charge.
 const RELOADING: Micros = Micros::from_millis(50);
 
-/// How a call of so many tokens stands in line.
-pub(super) fn joining(config: &LlmConfig, caller: &Caller, tokens: u64) -> Joining {
+/// How a call of so many tokens, and so many of them input, stands in line.
+pub(super) fn joining(config: &LlmConfig, caller: &Caller, tokens: u64, input: u64) -> Joining {
     let client = caller.client.as_deref().unwrap_or("default");
     let known = config.clients.iter().find(|known| known.name == client);
     Joining {
@@ -31,6 +32,7 @@ pub(super) fn joining(config: &LlmConfig, caller: &Caller, tokens: u64) -> Joini
         weight: known.map_or(1, |known| known.weight),
         priority: known.map_or(Priority::Interactive, |known| known.priority),
         cost: tokens.max(1),
+        input,
     }
 }
 
@@ -123,12 +125,9 @@ impl ModelLimits {
         let deadline = planned.started.saturating_add(Micros::from(planned.within.saturating_add(margin)));
         let Some(ticket) = line.join(joining) else {
             let reason = format!("too many calls wait for this model already ({})", line.waiting());
-            return Err(Refusal {
-                kind: RefusalKind::LineFull,
-                reason,
-                retry_after: Some(Duration::from_secs(1)),
-                standing: Vec::new(),
-            });
+            let turn = self.turn_behind(&planned.plans, line.ahead()).await;
+            let retry_after = Some(turn.unwrap_or_default().max(Duration::from_secs(1)));
+            return Err(Refusal { retry_after, ..Refusal::new(RefusalKind::LineFull, reason) });
         };
         let (mut tried, mut last, mut has_paused) = (None, None, false);
         loop {
@@ -146,7 +145,8 @@ impl ModelLimits {
                 continue;
             }
             let Some(nudges) = turn else {
-                return Err(match last {
+                // What it was told when it last tried is not true for ever.
+                return Err(match last.and_then(|(refusal, at)| since(refusal, at, clock.now())) {
                     Some(refusal) => refusal,
                     None => self.refusal_in_line(&ticket, plans).await?,
                 });
@@ -180,7 +180,7 @@ impl ModelLimits {
             if refusal.is_own {
                 ticket.step_aside(until);
             }
-            (tried, last) = (Some((until, nudges)), Some(refusal.refusal));
+            (tried, last) = (Some((until, nudges)), Some((refusal.refusal, now)));
         }
     }
 
@@ -230,15 +230,45 @@ impl ModelLimits {
         if decision.is_allowed() {
             refusal.reason = format!("{} calls wait for this model", ticket.waiting());
         }
-        // At least what it would wait for alone.
-        refusal.retry_after = Some(refusal.retry_after.unwrap_or_default().max(Duration::from_millis(100)));
+        // At least what it would wait for alone; and it would come back behind all who wait.
+        let turn = self.turn_behind(plans, ticket.ahead()).await.unwrap_or_default();
+        let alone = refusal.retry_after.unwrap_or_default().max(Duration::from_millis(100));
+        refusal.retry_after = Some(alone.max(turn));
         Ok(refusal)
+    }
+
+    /// When a call has its turn if so much goes before it, with the group that has room first; `None` if that cannot be said. What those
+    /// calls give back makes it sooner.
+    async fn turn_behind(&self, plans: &[Plan], ahead: Ahead) -> Option<Duration> {
+        let groups = plans.len().max(1) as u64;
+        let mut soonest: Option<Duration> = None;
+        for plan in plans {
+            let mut latest = Duration::ZERO;
+            for charge in &plan.charges {
+                // Those before it share the groups, and are of all clients.
+                let before = if charge.is_own { 0 } else { ahead.of(charge.counts) / groups };
+                let Some((Some(wait), _)) = turn(&self.inner.gate, charge, before).await else { continue };
+                latest = latest.max(Duration::from(wait).saturating_sub(charge.margin));
+            }
+            soonest = Some(soonest.map_or(latest, |soonest| soonest.min(latest)));
+        }
+        soonest
     }
 
     fn is_remote(&self, plans: &[Plan]) -> bool {
         let limit = plans.first().and_then(|plan| plan.charges.first());
         limit.is_some_and(|charge| self.inner.gate.local(&charge.limit).is_err())
     }
+}
+
+/// A refusal as it stands some time after it was given; `None` once its time is over.
+fn since(mut refusal: Refusal, given_at: Micros, now: Micros) -> Option<Refusal> {
+    let past = Duration::from(now.saturating_sub(given_at));
+    refusal.retry_after = refusal.retry_after.map(|wait| wait.saturating_sub(past));
+    for standing in &mut refusal.standing {
+        standing.reset_after = standing.reset_after.saturating_sub(past);
+    }
+    (refusal.retry_after != Some(Duration::ZERO)).then_some(refusal)
 }
 
 /// What a call was planned by.
@@ -272,7 +302,7 @@ pub(super) struct Planning {
 struct Denial {
     refusal: Refusal,
     wait: Option<Micros>,
-    /// Whether only limits of the client itself deny.
+    /// Whether a limit of the client itself denies for longer than all that others share.
     is_own: bool,
     /// Whether all groups are parked, so that nothing that is given back helps.
     is_parked: bool,
@@ -291,7 +321,12 @@ impl Denial {
             retry_after: plan.reported_wait(decision),
             standing: standing(plan, decision),
         };
-        let is_own = denied().next().is_some() && denied().all(|(_, charge)| charge.is_own);
+        // Where a limit that all share denies for a shorter time, the next may go when that is over.
+        let longest = |is_own: bool| {
+            let of_kind = denied().filter(|(_, charge)| charge.is_own == is_own);
+            of_kind.map(|(outcome, _)| outcome.retry_after().unwrap_or(Duration::MAX)).max()
+        };
+        let is_own = longest(true) > longest(false);
         let requests = denied().filter(|(_, charge)| charge.counts == Counts::Requests);
         let of_requests = requests.filter_map(|(outcome, _)| outcome.retry_after()).max().map(Micros::from);
         Denial { refusal, wait: retry_after.map(Micros::from), is_own, is_parked: false, of_requests }

@@ -3,11 +3,11 @@
 use tollgate::store::Micros;
 
 use crate::config::{Counts, LlmConfig, Priority};
-use crate::plan::Planned;
+use crate::plan::{Planned, SHARED};
 use crate::seen::Waiter;
 
 /// How a limit is that waiting calls are charged to.
-pub(super) struct LimitState {
+pub(crate) struct LimitState {
     pub(super) used: u64,
     pub(super) capacity: u64,
 }
@@ -41,6 +41,10 @@ pub(super) fn why(
         };
     };
     let (used, capacity, unit) = (grouped(met.used), grouped(met.capacity), charge.unit);
+    if unit == SHARED {
+        let limit = &charge.limit;
+        return format!("It needs a request of the limit {limit}, and {used} of {capacity} are used.");
+    }
     if charge.is_own {
         let client = &waiter.client;
         return format!(

@@ -86,7 +86,12 @@ impl<'a> Call<'a> {
             };
             (cost > 0).then(|| (limit.name.clone(), key.clone(), cost))
         };
-        model.limits.iter().filter_map(charge).collect()
+        // The trail does not say which client it was, so neither does a key that is by client.
+        let shared = Some(&model.shared).filter(|shared| !shared.is_by_client());
+        let shared = shared.into_iter().flat_map(|shared| {
+            shared.limits.iter().map(|limit| (limit.clone(), shared.key(&model.name, None), 1))
+        });
+        model.limits.iter().filter_map(charge).chain(shared).collect()
     }
 }
 
@@ -94,6 +99,25 @@ impl<'a> Call<'a> {
 mod tests {
     use super::*;
     use crate::config::Config;
+
+    #[test]
+    fn an_attempt_charges_what_it_shares_with_others() {
+        let config = Config::parse(
+            "[limits.company]\nstrategy = 'sliding_window'\nlimit = 5\nwindow = '1m'\n\
+             [llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://localhost'\n\
+             [llm.models.m]\nlimits = ['company']\nlimit_key = 'all:{model}'\n\
+             [llm.models.n]\nlimits = ['company']\nlimit_key = 'all:{client}'\n",
+        );
+        let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let charges = |model: &str| {
+            let line = format!(
+                r#"{{"timestamp":"1970-01-01T00:00:09Z","model":"{model}","status":"left","input_tokens":3,"output_tokens":5,"attempt":1}}"#
+            );
+            Call::read(line.as_bytes()).expect("a call").charges(config.llm.as_ref())
+        };
+        assert_eq!(charges("m"), [("company".to_owned(), "all:m".to_owned(), 1)]);
+        assert!(charges("n").is_empty(), "nobody knows whose call it was");
+    }
 
     #[test]
     fn an_attempt_charges_the_limits_of_its_model_when_it_was_sent() {

@@ -55,8 +55,15 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    fn of(config: &LlmConfig) -> Result<Setup, String> {
-        let upstreams = config.upstreams.iter().map(|upstream| Upstream::new(upstream).map(Arc::new));
+    /// What of the last one is the same is kept.
+    fn of(config: &LlmConfig, last: Option<&Setup>) -> Result<Setup, String> {
+        let upstreams = config.upstreams.iter().map(|upstream| {
+            let last = last.iter().flat_map(|last| &last.upstreams);
+            match last.into_iter().find(|last| last.name() == upstream.name) {
+                Some(last) => last.reloaded(upstream),
+                None => Upstream::new(upstream).map(Arc::new),
+            }
+        });
         let upstreams = upstreams.collect::<Result<_, String>>()?;
         let mut clients: Vec<(String, Token)> = Vec::new();
         for client in &config.clients {
@@ -138,7 +145,7 @@ impl Models {
         let trail = trail.map_err(|error| format!("llm.log_dir: the trail cannot be written: {error}"))?;
         Ok(Some(Arc::new(Models {
             limits: ModelLimits::new(gate, llm.clone()),
-            setup: RwLock::new(Arc::new(Setup::of(llm)?)),
+            setup: RwLock::new(Arc::new(Setup::of(llm, None)?)),
             trail,
             budget: Budget::new(llm.memory),
             in_flight: AtomicUsize::new(0),
@@ -149,7 +156,7 @@ impl Models {
     /// The setup of another config, if it is valid.
     pub(crate) fn prepare(&self, config: &LlmConfig) -> Result<Setup, String> {
         check_reach(config, self.address)?;
-        Setup::of(config)
+        Setup::of(config, Some(&self.setup()))
     }
 
     /// Applies another config; the gate has its limits already.

@@ -52,6 +52,9 @@ struct Summary {
 async fn execute(args: &LlmRunArgs) -> Result<ExitCode, Failure> {
     let config = config(args)?;
     let llm = config.llm.clone().unwrap_or_default();
+    if llm.log_dir.is_some() {
+        eprintln!("llm.log_dir is the gateway's: a run writes no trail");
+    }
     let providers = Providers::of(&llm).map_err(Failure::new)?;
     let input = Input::read(&args.file, |api, model| providers.serves(api, model))?;
     let mut output = Output::open(&args.out, &input, args.retry_failed)?;

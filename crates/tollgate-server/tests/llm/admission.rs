@@ -311,3 +311,22 @@ fn a_reload_changes_the_limits_of_models() {
     assert_eq!(server.post("/v1/chat/completions", &chat(100, "")).status, 200);
     assert_eq!((left(&server, "llm.gpt-4o.rpm"), left(&server, "llm.gpt-4o.tpm")), (18, 400));
 }
+
+/// The trail tells a model that nobody knows from one that is out of quota.
+#[test]
+fn a_refusal_in_the_trail_says_what_kind_it_is() {
+    let provider = Provider::start(openai);
+    let server = gateway(
+        &provider,
+        "openai",
+        "llm.log_dir = 'logs'\nllm.max_wait = '1ms'\nllm.unknown_model = 'refuse'\n[llm.models.gpt-4o]\nrpm = 1",
+    );
+    let ask =
+        |model: &str| server.post("/v1/chat/completions", &chat(100, "").replace("gpt-4o", model)).status;
+    assert_eq!([ask("gpt-4o"), ask("gpt-4o"), ask("nobody-knows")], [200, 429, 404]);
+    until("the trail is written", || trail(&server).len() == 3);
+    let mut statuses: Vec<String> =
+        trail(&server).iter().map(|line| line["status"].as_str().expect("a status").to_owned()).collect();
+    statuses.sort();
+    assert_eq!(statuses, ["rate_limited", "success", "unknown_model"]);
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate_testkit::provider::{Provider, openai};
+use tollgate_testkit::provider::{Provider, Reply, openai};
 use tollgate_testkit::tollgate::Tollgate;
 
 use crate::{chat, gateway, left, until};
@@ -168,4 +168,34 @@ fn two_clients_with_one_key_are_refused() {
     let answer = server.post("/v1/reload", "");
     assert!(answer.status == 400 && answer.body.contains("llm.clients.crew.key"), "{answer:?}");
     assert!(!answer.body.contains("one-and-the-same"), "{answer:?}");
+}
+
+/// A reload that changes something else keeps what is known of an upstream: that it is overloaded, and which key is next.
+#[test]
+fn a_reload_of_something_else_keeps_the_upstream() {
+    let provider = Provider::start(|arrival| match arrival.body["user"].as_str() {
+        Some(_) => Reply::json(529, &serde_json::json!({})).header("retry-after: 60"),
+        None => openai(arrival),
+    });
+    let keys = "keys = [{ key = 'k1', group = 'one' }, { key = 'k2', group = 'one' }]";
+    let config = |key: &str| {
+        format!(
+            "llm.max_wait = '1ms'\n{}[llm.models.gpt-4o]\nrpm = 100\n",
+            upstream(&provider).replace("api_key = 'provider-key'", &keys.replace("k2", key))
+        )
+    };
+    let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config("k2")).start();
+    let ask = |more: &str| server.post("/v1/chat/completions", &chat(100, more)).status;
+    assert_eq!(ask(""), 200);
+    server.reload(&config("k2").replace("rpm = 100", "rpm = 200"));
+    assert_eq!(ask(""), 200);
+    let sent: Vec<String> =
+        provider.arrivals().iter().filter_map(|one| one.header("authorization").map(str::to_owned)).collect();
+    assert_eq!(sent, ["Bearer k1", "Bearer k2"], "the next key is the next");
+    assert_eq!(ask(",\"user\":\"overloaded\""), 529);
+    server.reload(&config("k2").replace("rpm = 100", "rpm = 300"));
+    assert_eq!((ask(""), provider.arrivals().len()), (503, 3), "it is still overloaded");
+    // Another key is another upstream.
+    server.reload(&config("k3"));
+    assert_eq!((ask(""), provider.arrivals().len()), (200, 4));
 }

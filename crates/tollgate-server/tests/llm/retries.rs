@@ -322,7 +322,7 @@ fn d4_retries_of_the_sdk_and_of_the_gateway_are_three_together() {
     let config = std::fs::read_to_string(server.home().join("tollgate.toml")).expect("a config");
     let gone = format!("http://127.0.0.1:{}/v1", tollgate_testkit::free_port());
     server.reload(&config.replace(&format!("http://{}/v1", provider.address()), &gone));
-    assert_eq!(like_an_sdk(&server), (502, 1), "a dead upstream is tried once");
+    assert_eq!(like_an_sdk(&server), (502, 1), "the SDK does not try a dead upstream again");
 }
 
 #[test]

@@ -285,3 +285,17 @@ fn a_run_through_a_gateway_keeps_the_gateways_limits() {
     assert_eq!(files.results().len(), 25);
     provider.assert_clean();
 }
+
+/// The trail is the gateway's. A run that a config with `log_dir` is given says that it writes none.
+#[test]
+fn a_run_says_that_it_writes_no_trail() {
+    let provider = Provider::start(openai);
+    for (settings, says) in [("llm.log_dir = 'logs'", true), ("", false)] {
+        let files =
+            Files::new(&provider, &format!("{settings}\n[llm.models.gpt-4o]\nrpm = 100"), &requests(1));
+        let output = files.run(&["--config", "tollgate.toml"]);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(stderr(&output).contains("a run writes no trail"), says, "{}", stderr(&output));
+        assert!(!files.path("logs").exists());
+    }
+}

@@ -1,5 +1,7 @@
 //! What a call is charged once it has ended.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use serde_json::json;
@@ -205,6 +207,43 @@ fn an_upstream_that_is_not_there_costs_nothing() {
     let answer = server.post("/v1/chat/completions", &chat(500, ""));
     assert_eq!((answer.status, answer.field("x-should-retry")), (502, Some("false")), "{answer:?}");
     assert_eq!((left(&server, "llm.gpt-4o.rpm"), left(&server, "llm.gpt-4o.tpm")), (10, 1_000));
+}
+
+/// A provider that is away for a moment, as in a deployment: nothing was sent, so nothing is repeated.
+#[test]
+fn an_upstream_that_comes_back_is_asked_again() {
+    let port = tollgate_testkit::free_port();
+    let config = format!(
+        "[llm.models.gpt-4o]\nrpm = 10\ntpm = 1000\n[llm.upstreams.up]\nkind = 'openai'\nbase_url = 'http://127.0.0.1:{port}/v1'\n\
+         api_key = 'x'\n[limits.x]\nunlimited = true\n"
+    );
+    let server = Tollgate::builder(env!("CARGO_BIN_EXE_tollgate")).config(&config).start();
+    let answer = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| server.post("/v1/chat/completions", &chat(500, "")));
+        let failed = "tollgate_llm_attempts_total{model=\"gpt-4o\",outcome=\"failed\"}";
+        until("it was tried", || server.get("/metrics").body.contains(failed));
+        let listener = TcpListener::bind(("127.0.0.1", port)).expect("the port is free");
+        listener.set_nonblocking(true).expect("set");
+        let mut accepted = None;
+        until("it is tried again", || {
+            accepted = listener.accept().ok();
+            accepted.is_some()
+        });
+        let (mut stream, _) = accepted.expect("a call");
+        stream.set_nonblocking(false).expect("set");
+        let mut read = [0; 8_192];
+        assert_ne!(stream.read(&mut read).expect("a request"), 0);
+        let body = r#"{"usage":{"prompt_tokens":8,"completion_tokens":2},"choices":[]}"#;
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).expect("answered");
+        asked.join().expect("an answer")
+    });
+    assert_eq!(answer.status, 200, "{answer:?}");
+    until("it is settled", || left(&server, "llm.gpt-4o.tpm") == 990);
+    assert_eq!(left(&server, "llm.gpt-4o.rpm"), 9, "what was not sent is no request");
 }
 
 #[test]

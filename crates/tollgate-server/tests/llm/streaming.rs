@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tollgate_testkit::provider::{Provider, Reply, Step, anthropic, openai};
@@ -55,6 +55,51 @@ fn c1_usage_is_asked_for_and_hidden_unless_the_client_asks() {
     until("all are settled by what was reported", || left(&server, "llm.gpt-4o.tpm") == 10_000 - 400);
 }
 
+/// More output than its limit: the answer ends when the provider's does, and the excess is a debt.
+#[test]
+fn c2_an_answer_ends_when_it_ends_and_not_when_it_is_settled() {
+    let provider = Provider::start(|_| {
+        let event =
+            |name: &str, data: &str| format!("event: {name}\ndata: {{\"type\":\"{name}\",{data}}}\n\n");
+        let start = event("message_start", r#""message":{"usage":{"input_tokens":9,"output_tokens":1}}"#);
+        let more = (1..=15).map(move |step| {
+            event("message_delta", &format!(r#""delta":{{}},"usage":{{"output_tokens":{}}}"#, 100 * step))
+        });
+        let stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n".to_owned();
+        Reply::events([start].into_iter().chain(more).chain([stop])).paced(Duration::from_millis(150))
+    });
+    let server = gateway(
+        &provider,
+        "anthropic",
+        "llm.window = '9s'\n[llm.models.claude-x]\noutput_tpm = 1000\nrpm = 100",
+    );
+    let body = r#"{"model":"claude-x","max_tokens":5000,"messages":[],"stream":true}"#;
+    let head =
+        format!("POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let mut stream = TcpStream::connect(server.http()).expect("connected");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    stream.write_all(head.as_bytes()).expect("sent");
+    let (mut read, mut piece) = (String::new(), [0; 4_096]);
+    let mut stopped = None;
+    while !read.ends_with("0\r\n\r\n") {
+        let length = stream.read(&mut piece).expect("the rest");
+        assert_ne!(length, 0, "{read}");
+        read.push_str(&String::from_utf8_lossy(&piece[..length]));
+        if stopped.is_none() && read.contains("event: message_stop") {
+            stopped = Some(Instant::now());
+        }
+    }
+    let late = stopped.expect("a whole stream").elapsed();
+    assert!(late <= Duration::from_secs(1), "{late:?}");
+    until("the excess is charged", || {
+        server
+            .get("/metrics")
+            .body
+            .contains("tollgate_llm_attempts_total{model=\"claude-x\",outcome=\"success\"} 1")
+    });
+    assert_eq!(left(&server, "llm.claude-x.output_tpm"), 0);
+}
+
 #[test]
 fn c3_a_client_that_leaves_is_charged_for_what_was_streamed() {
     let provider = Provider::start(|arrival| {
@@ -76,6 +121,7 @@ fn c3_a_client_that_leaves_is_charged_for_what_was_streamed() {
     let line = &trail(&server)[0];
     let output = line["output_tokens"].as_u64().expect("a count");
     assert!((1..=200).contains(&output) && line["source"] == "estimated", "{line}");
+    assert_eq!(line["status"], "left");
     assert_eq!(left(&server, "llm.gpt-4o.tpm"), 1_000 - 8 - output);
 }
 
@@ -124,6 +170,8 @@ fn c4_an_upstream_that_breaks_off_is_broken_off_for_the_client_and_charged_once(
         (1, 9),
         "nothing is tried again"
     );
+    until("the trail is written", || trail(&server).len() == 1);
+    assert_eq!(trail(&server)[0]["status"], "broken");
 }
 
 #[test]
@@ -225,25 +273,27 @@ fn c3_a_client_that_leaves_before_the_first_event_is_in_the_trail() {
     assert_eq!(left(&server, "llm.gpt-4o.tpm"), 100);
 }
 
-/// What comes before an error does not hide what the error says.
+/// What comes before an error does not hide what the error says, in the same piece or in an earlier one.
 #[test]
 fn c5_an_error_behind_a_ping_is_understood() {
-    let provider = Provider::start(|arrival| {
-        match arrival.number {
-        0 => Reply::events([concat!(
-            "event: ping\ndata: {\"type\":\"ping\"}\n\n",
-            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"m\"}}\n\n"
-        )
-        .to_owned()])
-        .header("retry-after-ms: 10"),
-        _ => anthropic(arrival),
+    const ERROR: &str = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"m\"}}\n\n";
+    const PING: &str = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+    for pieces in [
+        vec![format!("{PING}{ERROR}")],
+        vec![PING.to_owned(), ERROR.to_owned()],
+        vec![": nothing\n\n".to_owned(), PING.to_owned(), ERROR.to_owned()],
+    ] {
+        let sent = pieces.clone();
+        let provider = Provider::start(move |arrival| match arrival.number {
+            0 => Reply::events(sent.clone()).paced(Duration::from_millis(100)).header("retry-after-ms: 10"),
+            _ => anthropic(arrival),
+        });
+        let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
+        let body = r#"{"model":"claude-x","max_tokens":5,"messages":[],"stream":true}"#;
+        let answer = server.post("/v1/messages", body);
+        assert!(answer.status == 200 && answer.body.contains("message_stop"), "{pieces:?}: {answer:?}");
+        assert_eq!(provider.arrivals().len(), 2, "{pieces:?}");
     }
-    });
-    let server = gateway(&provider, "anthropic", "[llm.models.claude-x]\nrpm = 10");
-    let body = r#"{"model":"claude-x","max_tokens":5,"messages":[],"stream":true}"#;
-    let answer = server.post("/v1/messages", body);
-    assert!(answer.status == 200 && answer.body.contains("message_stop"), "{answer:?}");
-    assert_eq!(provider.arrivals().len(), 2);
 }
 
 /// An answer of which a part is passed on has the length of that part.

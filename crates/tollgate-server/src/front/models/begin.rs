@@ -4,14 +4,20 @@
 //! head of an answer waits for the first event of its stream, or for its whole body if that is short. `call.rs` calls this before it decides;
 //! `pump.rs` passes on what was read here, and then the rest.
 
+use std::borrow::Cow;
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use tollgate_llm::EventKind;
+use tollgate_llm::{Event, EventKind};
 
 use super::pump::{Answer, End};
 
 /// How many bytes of an answer are kept back: of a stream until its first event, of any other until its end.
 const MOST_BEGUN: usize = 64 * 1024;
+
+/// For how long a stream is kept back that only says that it is there.
+const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
 /// How an answer has begun.
 pub(super) enum Begun {
@@ -48,9 +54,24 @@ pub(super) async fn first_bytes(answer: &mut Answer, is_streamed: bool) -> Begun
     Begun::Well
 }
 
+/// Whether an event is a comment or a ping.
+fn says_nothing(event: &Event) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Named<'a> {
+        #[serde(borrow, rename = "type")]
+        kind: Cow<'a, str>,
+    }
+    let data = event.data();
+    event.kind == EventKind::Other
+        && data.is_none_or(|data| {
+            serde_json::from_str::<Named<'_>>(&data).is_ok_and(|named| named.kind == "ping")
+        })
+}
+
 /// Reads up to the first event of a stream that says something.
 pub(super) async fn first_event(answer: &mut Answer) -> Begun {
     let Some(reader) = answer.reader.as_mut() else { return Begun::Well };
+    let until = Instant::now() + LONGEST_SILENCE;
     loop {
         let frame = match tokio::time::timeout(answer.silence, answer.incoming.frame()).await {
             Ok(Some(Ok(frame))) => frame,
@@ -69,7 +90,9 @@ pub(super) async fn first_event(answer: &mut Answer) -> Begun {
         let events = reader.feed(&piece);
         let error = events.iter().find(|event| event.kind == EventKind::Error);
         let error = error.map(|event| event.data().unwrap_or_default().into_owned());
-        let is_any = !events.is_empty();
+        // Comments and pings say nothing, and an error may come behind them; but the client is not kept waiting for what they are there for.
+        let is_any = events.iter().any(|event| !says_nothing(event))
+            || (!events.is_empty() && Instant::now() >= until);
         answer.begun.push((piece, events));
         if let Some(data) = error.filter(|_| !reader.streamed().has_content()) {
             let bytes: Vec<u8> = answer.begun.iter().flat_map(|(piece, _)| piece.iter().copied()).collect();

@@ -163,10 +163,14 @@ async fn pump(models: &Models, mut answer: Answer, pieces: Pieces) {
     // Closes the upstream's connection if it has more to say.
     drop(incoming);
     let ended = Ended { end, reader, whole, named, api, attempt, began, http_status };
-    ended.settle(models, admission).instrument(tracing::info_span!("settle")).await;
-    if end == End::Broken {
-        let _ = pieces.send(Err(io::Error::other("the upstream broke off"))).await;
-    }
+    // The answer ends where the upstream's did, however long its settlement takes.
+    let ending = async move {
+        if end == End::Broken {
+            let _ = pieces.send(Err(io::Error::other("the upstream broke off"))).await;
+        }
+    };
+    let settling = ended.settle(models, admission).instrument(tracing::info_span!("settle"));
+    tokio::join!(ending, settling);
 }
 
 /// Passes a piece on as it is, or its events but for the usage that is hidden; false if the client has left.
@@ -234,6 +238,7 @@ impl Ended {
             // It may have been written to its end at the provider.
             (None, End::Left | End::Broken) => (None, "estimated"),
         };
+        let shown = usage.map(|usage| admission.completed(usage));
         let settled = match (usage, source) {
             (Some(usage), "reported") => admission.settle(usage).await,
             (Some(usage), _) => match self.reader.as_ref().and_then(|reader| reader.streamed().input()) {
@@ -245,7 +250,7 @@ impl Ended {
         if let Err(error) = settled {
             tracing::warn!(%error, "a call could not be settled and stays charged as reserved");
         }
-        let usage = usage.unwrap_or(Usage {
+        let usage = shown.unwrap_or(Usage {
             input: estimated_input,
             cached: 0,
             output: reserved.saturating_sub(estimated_input),
@@ -275,7 +280,7 @@ impl Ended {
             group,
             seconds: Some(self.began.elapsed().as_secs_f64()),
             reason: (self.end != End::Whole).then(|| format!("the answer ended early: {outcome}")),
-            ..self.named.line("success")
+            ..self.named.line(outcome)
         });
     }
 }

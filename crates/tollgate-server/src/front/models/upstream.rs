@@ -107,13 +107,12 @@ struct Complaints {
 
 /// One upstream.
 pub(crate) struct Upstream {
-    name: String,
-    kind: UpstreamKind,
-    base_url: String,
+    /// What it was made of: the config, the keys that stand in variables, and the certificates in a file.
+    config: UpstreamConfig,
     /// The quota group and what is shown, ready to be sent.
     keys: Vec<(String, HeaderValue)>,
+    ca: Option<Vec<u8>>,
     next_key: AtomicUsize,
-    timeout: Duration,
     breaker: Breaker,
     complaints: Mutex<Complaints>,
     /// Whether the last call had no answer.
@@ -123,24 +122,29 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) fn new(config: &UpstreamConfig) -> Result<Upstream, String> {
-        let mut keys = Vec::new();
-        for (index, key) in config.keys.iter().enumerate() {
-            let wrong = |why: &str| format!("llm.upstreams.{}, key {}: {why}", config.name, index + 1);
-            let text = super::resolved(&key.key).map_err(|why| wrong(&why))?;
-            let shown = match config.kind {
-                UpstreamKind::OpenAi => format!("Bearer {text}"),
-                UpstreamKind::Anthropic => text,
-            };
-            let mut value = HeaderValue::try_from(shown)
-                .map_err(|_| wrong("it has characters that no header can have"))?;
-            value.set_sensitive(true);
-            keys.push((key.group.clone(), value));
+        Upstream::made_of(config, resolve_keys(config)?, read_ca(config)?)
+    }
+
+    /// This one if it is made of the same, else a new one. A reload that says nothing else of it keeps its connections, its breaker and the
+    /// key that is next.
+    pub(crate) fn reloaded(self: &Arc<Self>, config: &UpstreamConfig) -> Result<Arc<Upstream>, String> {
+        let (keys, ca) = (resolve_keys(config)?, read_ca(config)?);
+        if self.config == *config && self.keys == keys && self.ca == ca {
+            return Ok(self.clone());
         }
+        Upstream::made_of(config, keys, ca).map(Arc::new)
+    }
+
+    fn made_of(
+        config: &UpstreamConfig,
+        keys: Vec<(String, HeaderValue)>,
+        ca: Option<Vec<u8>>,
+    ) -> Result<Upstream, String> {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_nodelay(true);
         http.set_connect_timeout(Some(CONNECT));
-        let tls = tls(config)?;
+        let tls = tls(config, ca.as_deref())?;
         let connector = hyper_rustls::HttpsConnectorBuilder::new()
             .with_tls_config(tls)
             .https_or_http()
@@ -152,12 +156,10 @@ impl Upstream {
         builder.pool_idle_timeout(IDLE_TIMEOUT);
         builder.pool_timer(hyper_util::rt::TokioTimer::new());
         Ok(Upstream {
-            name: config.name.clone(),
-            kind: config.kind,
-            base_url: config.base_url.clone(),
+            config: config.clone(),
             keys,
+            ca,
             next_key: AtomicUsize::new(0),
-            timeout: config.timeout,
             breaker: Breaker::default(),
             complaints: Mutex::default(),
             is_failing: AtomicBool::new(false),
@@ -166,11 +168,11 @@ impl Upstream {
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        &self.config.name
     }
 
     pub(crate) fn kind(&self) -> UpstreamKind {
-        self.kind
+        self.config.kind
     }
 
     /// Whether it has keys of this quota group. Without any keys it passes on those of its callers.
@@ -180,7 +182,7 @@ impl Upstream {
 
     /// How long it may be silent.
     pub(super) fn timeout(&self) -> Duration {
-        self.timeout
+        self.config.timeout
     }
 
     /// Whether it is overloaded.
@@ -190,7 +192,7 @@ impl Upstream {
 
     /// Where it is. The config allows no login in an address.
     fn host(&self) -> String {
-        let uri = self.base_url.parse::<Uri>().ok();
+        let uri = self.config.base_url.parse::<Uri>().ok();
         uri.and_then(|uri| uri.authority().map(ToString::to_string)).unwrap_or_default()
     }
 
@@ -208,7 +210,7 @@ impl Upstream {
         drop(complaints);
         tracing::warn!(
             target: "tollgate::llm",
-            upstream = self.name,
+            upstream = self.config.name,
             host = self.host(),
             model,
             calls,
@@ -222,19 +224,19 @@ impl Upstream {
     pub(super) fn answered(&self) {
         if self.is_failing.load(Ordering::Relaxed) && self.is_failing.swap(false, Ordering::Relaxed) {
             let calls = std::mem::take(&mut *self.complaints.lock()).since;
-            let (upstream, host) = (&self.name, self.host());
+            let (upstream, host) = (&self.config.name, self.host());
             tracing::info!(target: "tollgate::llm", upstream, host, calls, "the upstream answers again");
         }
     }
 
     /// Where a route is: SDKs of OpenAI have the version in their base URL, those of Anthropic have not.
     fn uri(&self, api: Api, query: Option<&str>) -> Result<Uri, SendError> {
-        let path = match self.base_url.ends_with("/v1") {
+        let path = match self.config.base_url.ends_with("/v1") {
             true => api.path().strip_prefix("/v1").unwrap_or(api.path()),
             false => api.path(),
         };
         let (mark, query) = query.map_or(("", ""), |query| ("?", query));
-        let uri = format!("{}{path}{mark}{query}", self.base_url).parse();
+        let uri = format!("{}{path}{mark}{query}", self.config.base_url).parse();
         uri.map_err(|error| SendError::NotSent(Cause::of("the upstream's address is wrong", &error)))
     }
 
@@ -286,7 +288,7 @@ impl Upstream {
         }
         if !of_group.is_empty() {
             let key = of_group[self.next_key.fetch_add(1, Ordering::Relaxed) % of_group.len()];
-            match self.kind {
+            match self.config.kind {
                 UpstreamKind::OpenAi => passed.insert(AUTHORIZATION, key.clone()),
                 UpstreamKind::Anthropic => passed.insert(HeaderName::from_static("x-api-key"), key.clone()),
             };
@@ -302,24 +304,53 @@ pub(super) fn passed_back(headers: &HeaderMap) -> HeaderMap {
     passed.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
+/// The keys of a config as they are shown, with their groups.
+fn resolve_keys(config: &UpstreamConfig) -> Result<Vec<(String, HeaderValue)>, String> {
+    let mut keys = Vec::new();
+    for (index, key) in config.keys.iter().enumerate() {
+        let wrong = |why: &str| format!("llm.upstreams.{}, key {}: {why}", config.name, index + 1);
+        let text = super::resolved(&key.key).map_err(|why| wrong(&why))?;
+        let shown = match config.kind {
+            UpstreamKind::OpenAi => format!("Bearer {text}"),
+            UpstreamKind::Anthropic => text,
+        };
+        let mut value =
+            HeaderValue::try_from(shown).map_err(|_| wrong("it has characters that no header can have"))?;
+        value.set_sensitive(true);
+        keys.push((key.group.clone(), value));
+    }
+    Ok(keys)
+}
+
+/// The file of the certificates that it is trusted by, if it names one.
+fn read_ca(config: &UpstreamConfig) -> Result<Option<Vec<u8>>, String> {
+    let Some(file) = &config.ca_file else { return Ok(None) };
+    let read = std::fs::read(file);
+    read.map(Some).map_err(|error| wrong_ca(config, &error))
+}
+
+fn wrong_ca(config: &UpstreamConfig, why: &dyn std::fmt::Display) -> String {
+    let file = config.ca_file.as_deref().unwrap_or(std::path::Path::new("")).display();
+    format!("llm.upstreams.{}: ca_file {file}: {why}", config.name)
+}
+
 /// The same TLS as the stores have: rustls with ring, and the machine's certificates where no other are named.
-fn tls(config: &UpstreamConfig) -> Result<rustls::ClientConfig, String> {
+fn tls(config: &UpstreamConfig, ca: Option<&[u8]>) -> Result<rustls::ClientConfig, String> {
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject;
-    let wrong = |why: String| format!("llm.upstreams.{}: {why}", config.name);
     let mut roots = rustls::RootCertStore::empty();
-    if let Some(file) = &config.ca_file {
-        let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        let read = read.map_err(|error| wrong(format!("ca_file {}: {error}", file.display())))?;
+    if let Some(ca) = ca {
+        let read = CertificateDer::pem_slice_iter(ca).collect::<Result<Vec<_>, _>>();
+        let read = read.map_err(|error| wrong_ca(config, &error))?;
         let (trusted, _) = roots.add_parsable_certificates(read);
         if trusted == 0 {
-            return Err(wrong(format!("ca_file {}: there is no certificate in it", file.display())));
+            return Err(wrong_ca(config, &"there is no certificate in it"));
         }
     } else if config.base_url.starts_with("https://") {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| wrong(error.to_string()))?;
+    let builder = builder.map_err(|error| format!("llm.upstreams.{}: {error}", config.name))?;
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }

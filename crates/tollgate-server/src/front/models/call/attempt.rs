@@ -21,7 +21,8 @@ use super::super::pump::Answer;
 use super::super::upstream::{Cause, SendError, Upstream, passed_back};
 use super::{Call, counted};
 
-/// How long a group is parked after a 429 that does not say for how long. Each attempt that follows doubles it.
+/// How long a group is parked after a 429 that does not say for how long, and how long a call waits whose upstream cannot be reached. Each
+/// attempt that follows doubles it.
 const NO_HINT: Duration = Duration::from_millis(500);
 
 /// What is sent in one attempt.
@@ -82,7 +83,9 @@ impl Call<'_> {
             Ok(Ok(response)) => response,
             Ok(Err(SendError::NotSent(why))) => {
                 let _ = admission.cancel().await;
-                return Err(sent.failed(None, StatusCode::BAD_GATEWAY, &why));
+                // Nothing was sent, so another attempt repeats nothing.
+                let again = Again::After(doubled(attempt));
+                return Err(Failed { again, ..sent.failed(None, StatusCode::BAD_GATEWAY, &why) });
             }
             Ok(Err(SendError::Lost(why))) => return Err(sent.lost(admission, &why).await),
             Err(_) => return Err(sent.timed_out(admission).await),
@@ -263,8 +266,7 @@ impl Sent<'_> {
         pass.answered();
         match failure {
             Failure::Limited => {
-                let doubled = NO_HINT.saturating_mul(2_u32.saturating_pow(self.attempt - 1));
-                let wait = hints.wait().unwrap_or(doubled);
+                let wait = hints.wait().unwrap_or_else(|| doubled(self.attempt));
                 let again = match admission.group() {
                     Some(_) if is_final => Again::OtherGroup,
                     Some(_) => Again::Parked,
@@ -304,6 +306,11 @@ impl Drop for Sent<'_> {
             self.note_failed(None, Some(self.reserved), reason);
         }
     }
+}
+
+/// The wait after an attempt to which nobody has said how long it is.
+fn doubled(attempt: u32) -> Duration {
+    NO_HINT.saturating_mul(2_u32.saturating_pow(attempt - 1))
 }
 
 /// Whether an answer is compressed, though it was asked for as it is.
