@@ -413,7 +413,7 @@ async fn find(
         order by priority desc, run_at, id limit $5";
     let soon = "select j.id, j.priority, (extract(epoch from j.run_at) * 1000000)::bigint, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
         from apalis.jobs j join {prefix}job_waiting w on w.job = j.id
-        where j.job_type = $1 and j.status = 'Pending' and j.run_at > now() and j.run_at < now() + $2 * interval '1 microsecond'
+        where j.job_type = $1 and (j.status = 'Pending' or (j.status = 'Failed' and j.attempts < j.max_attempts)) and j.run_at > now() and j.run_at < now() + $2 * interval '1 microsecond'
           and (j.run_at, j.id) > (timestamptz 'epoch' + $4 * interval '1 microsecond', $5) and w.slot_us > (extract(epoch from j.run_at) * 1000000)::bigint + 1000000
         order by j.run_at, j.id limit $3";
     let (priority, run_at_us, id) = match place {
