@@ -367,8 +367,9 @@ impl Page {
         // The page before has ended, and with it its lock.
         sqlx::query(gate.line().sql(LOCK_QUEUE)).bind(&queue).execute(&mut *transaction).await?;
         let sleep = ends_us.as_deref().map_or(Sleep::IsOver, Sleep::GoesOn);
-        let put_off = gate.put_off_many(&mut transaction, &plans, sleep).await?;
-        let Some(put_off) = put_off else { return Ok(None) };
+        let put_offs = gate.put_off_many(&mut transaction, &plans, sleep).await?;
+        let Some(put_offs) = put_offs else { return Ok(None) };
+        let put_off = &put_offs.jobs;
         if put_off.is_empty() {
             return Ok(Some(0));
         }
@@ -392,6 +393,7 @@ impl Page {
             sqlx::query(text).bind(&ids).bind(untils).bind(results).execute(&mut *transaction).await?;
         }
         transaction.commit().await?;
+        gate.have_put_off(&plans, sleep, &put_offs).await;
         gate.expect_crowd(&plans, EXPECTED);
         gate.call_if_changed(version, &ids).await;
         Ok(Some(put_off.len()))

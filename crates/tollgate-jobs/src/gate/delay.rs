@@ -47,15 +47,24 @@ impl JobGate {
         Delay { wait: retry_after, until_us: None, limit }
     }
 
-    /// Writes when a job expects its turn, and puts it off until then, or as long as it may sleep.
-    pub(super) async fn delay(&self, plan: &Plan, look: &Look, turn: Turn) -> JobDecision {
+    /// Writes when a job expects its turn, and puts it off until then, or as long as it may sleep. If it was in line before, those who are next
+    /// where another limit holds it up are called.
+    pub(super) async fn delay(&self, plan: &Plan, look: &Look, turn: Turn, was_in_line: bool) -> JobDecision {
         let now_us = look.now_us();
         let slot_us = now_us.saturating_add(micros(turn.wait));
         let sleep = turn.sleep(plan, now_us, look.since_us);
         let until_us = now_us.saturating_add(micros(sleep));
         let charge = &plan.charges[turn.binding];
-        if let Err(error) = self.inner.line.set_slot(&plan.job, slot_us, until_us, &charge.limit).await {
-            tracing::warn!(%error, "a slot cannot be written; the job keeps its place as long as that lasts");
+        let parked = turn.parked(plan);
+        match self.inner.line.set_slot(&plan.job, slot_us, until_us, &charge.limit, &parked).await {
+            Ok(()) if was_in_line => {
+                let left = parked.into_iter().filter(|line| turn.has_room(plan, *line));
+                self.call_behind(&left.map(|line| (line, 1)).collect()).await;
+            }
+            Ok(()) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a slot cannot be written; the job keeps its place as long as that lasts");
+            }
         }
         self.delayed(plan, sleep, Some(until_us), turn.binding, sleep >= turn.sleep)
     }
