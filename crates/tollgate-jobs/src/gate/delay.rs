@@ -26,21 +26,21 @@ impl<'a> Over<'a> {
 
 impl JobGate {
     /// Closes the key of a job whose remote side asked for that, and puts the job off, whatever its limits do with jobs that are over them: they
-    /// have let it run. It stands in line like all others that wait for the key, and is called with them when somebody opens it.
+    /// have let it run. It stands in line like all others that wait for the key, and is called with them when somebody opens it. Where no key is
+    /// that of its type alone, the job waits alone.
     #[cfg(feature = "apalis")]
     pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
         let (retry_after, mut limit) = (retry_after.min(crate::limits::LONGEST_SLEEP), String::new());
-        if let Some((plan, charge)) = plan.and_then(|plan| Some((plan, plan.charges.first()?))) {
-            limit.clone_from(&charge.limit);
-            let key = crate::plan::closable(charge.key());
+        if let Some((plan, closing)) = plan.and_then(|plan| Some((plan, plan.closed_by_remote.as_ref()?))) {
+            limit.clone_from(&closing.limit);
             let line = &self.inner.line;
-            match line.close(key, &charge.label, retry_after, crate::line::REMOTE_SIDE).await {
-                Ok(()) => {
+            match line.close(closing.name, &closing.label, retry_after, crate::line::REMOTE_SIDE).await {
+                Ok(_) => {
                     if let JobDecision::Delay(delay) = self.decide(&plan.that_waits()).await {
                         return delay;
                     }
                 }
-                Err(error) => tracing::warn!(%error, key = charge.label, "a key cannot be closed"),
+                Err(error) => tracing::warn!(%error, key = closing.label, "a key cannot be closed"),
             }
         }
         self.inner.wakes.push(retry_after);

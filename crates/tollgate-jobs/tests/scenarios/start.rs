@@ -23,6 +23,14 @@ async fn s19_policies_in_code_are_checked_by_name() {
         (only("mail", rate(5, Duration::ZERO)), "the job type `mail`: window = 0"),
         (only("mail", JobPolicy::new().concurrency(0)), "the job type `mail`: limit = 0"),
         (only("mail", JobPolicy::new()), "the job type `mail`: limits nothing"),
+        (
+            only("mail", JobPolicy::new().charges("stripe").limit_key("account:{tenant")),
+            "the job type `mail`: limit_key \"account:{tenant\" is not a key: it has a `{` without a `}`; write limit_key = ",
+        ),
+        (
+            only("mail", JobPolicy::new().charges("stripe").limit_key("a:b:c:d")),
+            "limit_key \"a:b:c:d\" is not a key",
+        ),
         (Jobs::new().queue("q", rate(1, minute).cost(|_| 2)), "the queue `q`: a cost is a job type's"),
         (only("mail", rate(1, minute)).job("mail", rate(2, minute)), "two policies for the job type `mail`"),
         (Jobs::new().global(rate(1, minute)).global(rate(1, minute)), "two policies for all jobs"),
