@@ -474,7 +474,7 @@ fn plan<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str, row: &PgR
     let args: Args = serde_json::from_slice(row.try_get::<&[u8], _>(1).ok()?).ok()?;
     let metadata: Option<PgHstore> = row.try_get(2).ok()?;
     let metadata = |name: &str| metadata.as_ref()?.get(name)?.clone();
-    plan_of(gate, &id, queue, &args, &metadata)
+    plan_of(gate, &id, queue, &args, &metadata).ok().flatten()
 }
 
 #[cfg(test)]
