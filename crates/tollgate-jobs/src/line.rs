@@ -424,24 +424,21 @@ impl Line {
         }
     }
 
-    /// Closes a key for some time, or opens it.
+    /// Closes a key for some time, or opens it. Answers for how long it is closed now.
     pub(crate) async fn close(
         &self,
         key: Uuid,
         label: &str,
         wait: Duration,
         reason: &str,
-    ) -> Result<(), sqlx::Error> {
+    ) -> Result<Duration, sqlx::Error> {
         let text = "insert into {prefix}job_closed (key, label, until_us, reason) values ($1, $2, {prefix}job_now_us() + $3, $4)
-            on conflict (key) do update set until_us = greatest({prefix}job_closed.until_us, excluded.until_us), reason = excluded.reason";
-        sqlx::query(self.sql(text))
-            .bind(key)
-            .bind(label)
-            .bind(micros(wait.min(LONGEST_SLEEP)))
-            .bind(reason)
-            .execute(&self.pool)
-            .await?;
-        Ok(())
+            on conflict (key) do update set until_us = greatest({prefix}job_closed.until_us, excluded.until_us), reason = excluded.reason
+            returning until_us - {prefix}job_now_us()";
+        let wait = micros(wait.min(LONGEST_SLEEP));
+        let call = sqlx::query_scalar(self.sql(text)).bind(key).bind(label).bind(wait).bind(reason);
+        let in_force: i64 = call.fetch_one(&self.pool).await?;
+        Ok(Duration::from_micros(u64::try_from(in_force.max(wait)).unwrap_or(0)))
     }
 
     pub(crate) async fn open(&self, key: Uuid) -> Result<bool, sqlx::Error> {
