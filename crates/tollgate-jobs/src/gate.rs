@@ -48,7 +48,7 @@ pub use builder::JobGateBuilder;
 pub(crate) use bulk::{PutOff, Sleep, in_few_lines};
 use charge::{Charged, Denial, judge};
 use delay::Over;
-use overrides::{Applied, Overrides};
+use overrides::{Applied, Overrides, charged};
 pub use status::JobStatus;
 pub(crate) use status::{closing, held_by};
 use turn::{Turn, micros};
@@ -102,15 +102,23 @@ impl JobGate {
         Ok(())
     }
 
-    /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay.
+    /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay. Nobody is called where nothing has
+    /// changed that jobs are charged to.
     pub async fn reload_config(
         &self,
         config: &tollgate::config::Config,
         jobs: &JobsConfig,
     ) -> Result<(), Error> {
         let jobs = self.inner.jobs.read().with_config(jobs);
+        let before = (self.inner.tollgate.policy(), self.inner.jobs.read().clone());
         self.put_in_place(&mut self.inner.overrides.lock(), config.policy.clone(), jobs)?;
-        self.call_all().await;
+        let (policy, jobs) = (self.inner.tollgate.policy(), self.inner.jobs.read().clone());
+        // What only HTTP calls are charged to holds up no job.
+        if before.1.config() != jobs.config()
+            || charged(jobs.config()).iter().any(|name| before.0.rule(name) != policy.rule(name))
+        {
+            self.call_all().await;
+        }
         Ok(())
     }
 

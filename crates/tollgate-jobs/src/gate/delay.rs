@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::charge::{Charged, Denial, judge};
 use super::turn::{Turn, jitter, micros};
-use super::{JobGate, OUTAGE_WAIT, SHORT_WAIT};
+use super::{JobGate, OUTAGE_WAIT, OUTAGE_WAIT_LONGEST, SHORT_WAIT};
 use crate::decision::{Delay, JobDecision};
 use crate::limits::OnExceeded;
 use crate::line::{Look, Taken};
@@ -90,8 +90,11 @@ impl JobGate {
 
     /// Puts a job off that has no place in line.
     pub(super) fn put_off(&self, plan: &Plan, wait: Duration, binding: usize) -> JobDecision {
-        let wait = wait.max(SHORT_WAIT).min(plan.max_delay);
-        let wait = wait.saturating_add(jitter(&plan.job, wait / 4)).min(plan.max_delay);
+        let wait = wait.max(SHORT_WAIT);
+        let most =
+            if wait > OUTAGE_WAIT_LONGEST { plan.max_delay } else { plan.max_delay.min(OUTAGE_WAIT_LONGEST) };
+        let spread = wait.min(most) / 4;
+        let wait = wait.min(most.saturating_sub(spread)).saturating_add(jitter(&plan.job, spread));
         self.delayed(plan, wait, None, binding, true)
     }
 
