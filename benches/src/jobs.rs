@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use apalis::prelude::{BoxDynError, Data, PollWith, TaskSink, WorkerBuilder};
+use apalis::prelude::{BoxDynError, Data, IntervalStrategy, PollWith, TaskSink, WorkerBuilder};
 use apalis_postgres::{Config, PostgresStorage};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -145,20 +145,27 @@ fn storage(pool: &PgPool, queue: &str) -> PostgresStorage<Nothing> {
     PostgresStorage::new(pool).with_config(config)
 }
 
-/// Starts a worker, with the gate as its layer or without.
-fn start(gate: &JobGate, with_layer: bool, pool: &PgPool, queue: &str, runs: &Runs) -> Worker {
+/// Starts a worker with the gate as its layer.
+fn start(gate: &JobGate, pool: &PgPool, queue: &str, runs: &Runs) -> Worker {
     let (gate, pool, queue, runs) = (gate.clone(), pool.clone(), queue.to_owned(), runs.clone());
     Worker(tokio::spawn(async move {
         supervise("bench", |name| {
             let poll = DuePoll::new(&gate, POLL);
             let worker = WorkerBuilder::new(&*name).backend(PollWith::new(storage(&pool, &queue), poll));
-            let (gate, runs) = (gate.clone(), runs.clone());
-            async move {
-                match with_layer {
-                    true => worker.layer(GateLayer::new(&gate)).data(runs).build(handle).run().await,
-                    false => worker.data(runs).build(handle).run().await,
-                }
-            }
+            worker.layer(GateLayer::new(&gate)).data(runs.clone()).build(handle).run()
+        })
+        .await;
+    }))
+}
+
+/// Starts a worker as apalis has them.
+fn start_alone(pool: &PgPool, queue: &str, runs: &Runs) -> Worker {
+    let (pool, queue, runs) = (pool.clone(), queue.to_owned(), runs.clone());
+    Worker(tokio::spawn(async move {
+        supervise("alone", |name| {
+            let poll = IntervalStrategy::new(POLL);
+            let worker = WorkerBuilder::new(&*name).backend(PollWith::new(storage(&pool, &queue), poll));
+            worker.data(runs.clone()).build(handle).run()
         })
         .await;
     }))
@@ -171,6 +178,14 @@ async fn pool(url: &str) -> Result<PgPool, BoxDynError> {
 /// A database with apalis's tables.
 async fn database() -> Result<(PostgresServer, PgPool), BoxDynError> {
     with_tables(PostgresServer::start()).await
+}
+
+/// Another one on the same server, with apalis's tables and nothing of ours.
+async fn untouched_database(server: &PostgresServer) -> Result<PgPool, BoxDynError> {
+    server.psql("create database untouched");
+    let pool = pool(&server.url("untouched")).await?;
+    PostgresStorage::<()>::setup(&pool).await?;
+    Ok(pool)
 }
 
 async fn with_tables(server: PostgresServer) -> Result<(PostgresServer, PgPool), BoxDynError> {

@@ -19,8 +19,7 @@ pub(super) async fn run(rounds: u16) -> Result<Goal, BoxDynError> {
         let (server, pool) = database().await?;
         let gate = gate(&server, &pool, policies(1, Duration::from_secs(60))).await?;
         let runs = Runs::default();
-        let _workers =
-            [start(&gate, true, &pool, "change", &runs), start(&gate, true, &pool, "change", &runs)];
+        let _workers = [start(&gate, &pool, "change", &runs), start(&gate, &pool, "change", &runs)];
         push(&pool, "change", WAITING + 1).await?;
         runs.wait_for(1).await?;
         let waiting = || server.psql("select count(*) from tollgate_job_waiting where delays > 0");

@@ -63,10 +63,7 @@ async fn once(limit: Limit) -> Result<(f64, f64), BoxDynError> {
     push(&pool_one, "drain", JOBS).await?;
     let runs = Runs::default();
     let begun = Instant::now();
-    let _workers = [
-        start(&gates[0], true, &pool_one, "drain", &runs),
-        start(&gates[1], true, &pool_two, "drain", &runs),
-    ];
+    let _workers = [start(&gates[0], &pool_one, "drain", &runs), start(&gates[1], &pool_two, "drain", &runs)];
     runs.wait_for(JOBS).await?;
     let took = begun.elapsed().as_secs_f64();
     let delays: f64 = server.psql("select count(*) from delays").trim().parse()?;

@@ -55,7 +55,7 @@ pub(super) async fn run(span: Duration, statements: bool) -> Result<Goal, BoxDyn
     let policy = JobPolicy::new().with_rate_limit(1, Duration::from_secs(3_600));
     let gate = gate(&server, &pool, Jobs::new().job("nothing", policy)).await?;
     let runs = Runs::default();
-    let _workers = [start(&gate, true, &pool, "idle", &runs), start(&gate, true, &pool, "idle", &runs)];
+    let _workers = [start(&gate, &pool, "idle", &runs), start(&gate, &pool, "idle", &runs)];
     tokio::time::sleep(Duration::from_secs(2)).await;
     let alone = share(&server, BEFORE).await;
     let begun = Instant::now();

@@ -23,10 +23,8 @@ pub(super) async fn run(rounds: u16) -> Result<Goal, BoxDynError> {
         let gates =
             [gate(&server, &pool_one, policies()).await?, gate(&server, &pool_two, policies()).await?];
         let runs = Runs::default();
-        let _workers = [
-            start(&gates[0], true, &pool_one, "tenants", &runs),
-            start(&gates[1], true, &pool_two, "tenants", &runs),
-        ];
+        let _workers =
+            [start(&gates[0], &pool_one, "tenants", &runs), start(&gates[1], &pool_two, "tenants", &runs)];
         push_of(&pool_one, "tenants", MANY, 1).await?;
         let begun = Instant::now();
         push_of(&pool_one, "tenants", 1, 2).await?;

@@ -1,11 +1,14 @@
 //! Jobs that do nothing, as fast as they go: apalis alone, with the layer, and with one, two and three levels of limits that never deny.
+//!
+//! apalis alone has a database of its own on the same server, which nobody has prepared, and polls by its own strategy: neither our trigger and
+//! index nor our polls help or hinder it.
 
 use std::time::{Duration, Instant};
 
 use apalis::prelude::BoxDynError;
 use tollgate_jobs::{JobPolicy, Jobs};
 
-use super::{Runs, database, gate, push, start};
+use super::{Runs, database, gate, push, start, start_alone, untouched_database};
 use crate::goals::{Goal, Wanted};
 use crate::harness::Quartiles;
 use crate::report::print_table;
@@ -38,6 +41,7 @@ fn policies(index: usize) -> Jobs {
 
 pub(super) async fn run(rounds: u16, count: usize) -> Result<Vec<Goal>, BoxDynError> {
     let (server, pool) = database().await?;
+    let untouched = untouched_database(&server).await?;
     let mut gates = Vec::new();
     for index in 0..NAMES.len() {
         gates.push(gate(&server, &pool, policies(index)).await?);
@@ -48,11 +52,15 @@ pub(super) async fn run(rounds: u16, count: usize) -> Result<Vec<Goal>, BoxDynEr
         for turn in 0..NAMES.len() {
             let index = (round + turn) % NAMES.len();
             let queue = format!("bench-{index}");
-            server.psql("truncate apalis.jobs");
-            push(&pool, &queue, count).await?;
+            let pool = if index == 0 { &untouched } else { &pool };
+            sqlx::query("truncate apalis.jobs").execute(pool).await?;
+            push(pool, &queue, count).await?;
             let runs = Runs::default();
             let (wall, server_cpu, client_cpu) = (Instant::now(), used(), of_ourselves());
-            let worker = start(&gates[index], index > 0, &pool, &queue, &runs);
+            let worker = match index {
+                0 => start_alone(pool, &queue, &runs),
+                _ => start(&gates[index], pool, &queue, &runs),
+            };
             runs.wait_for(count).await?;
             let (wall, server_cpu, client_cpu) = (
                 wall.elapsed(),

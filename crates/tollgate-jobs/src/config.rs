@@ -112,7 +112,7 @@ fn read_scope(
         return None;
     }
     if let Some(fault) = limits.fault(scope) {
-        let named = ["give_up_after", "max_delay", "key", "limit_key"];
+        let named = ["give_up_after", "max_delay", "limit_key", "key"];
         let at = named.iter().filter(|name| fault.contains(*name)).find_map(|name| section.field(name));
         match at {
             Some(field) => reader.mistake(field, fault),
@@ -379,6 +379,12 @@ if_missing = "deny"
             ("strategy = 'concurrency'\nlimit = 5", "strategy", "'concurrency'", "concurrency = 5"),
             ("limt = 5\nconcurrency = 1", "limt", "5", "did you mean `limit`?"),
             ("limit = 5\nwindow = '250ms'", "window", "'250ms'", "subsecond = true"),
+            (
+                "limits = ['stripe']\nkey = 'tenant'\nlimit_key = 'account:{tenant'",
+                "limit_key",
+                "'account:{tenant'",
+                "a `{` without a `}`; write limit_key = \"account:{tenant}\"",
+            ),
             (
                 "concurrency = 1\noverrides = { 'job:a' = { limit = 2 } }",
                 "overrides",

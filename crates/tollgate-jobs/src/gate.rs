@@ -2,7 +2,8 @@
 //!
 //! A job's [`Plan`] is charged as one charge: all limits, or none. A job that is denied takes a place in the lines of the limits that
 //! denied it and gets a time of its own, by the kernel's `turn`; newcomers who find a line go to its end, unless a limit that ends jobs
-//! denies them now. A slot is an expectation:
+//! denies them now. Where another limit makes it wait much longer its place is parked: it keeps it, and nobody waits for it there. When a
+//! place becomes parked and the limit has room, the next in that line are called. A slot is an expectation:
 //! when it comes, the job is charged like any other, and what does not fit then keeps its place and gets another time. Those that come at
 //! the same time take their places together. Short waits are waited for here, with the job claimed, because a reschedule costs more.
 //!
@@ -47,7 +48,7 @@ pub use builder::JobGateBuilder;
 pub(crate) use bulk::{PutOff, Sleep, in_few_lines};
 use charge::{Charged, Denial, judge};
 use delay::Over;
-use overrides::{Applied, Overrides};
+use overrides::{Applied, Overrides, charged};
 pub use status::JobStatus;
 pub(crate) use status::{closing, held_by};
 use turn::{Turn, micros};
@@ -101,15 +102,23 @@ impl JobGate {
         Ok(())
     }
 
-    /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay.
+    /// The same with what a configuration says now, `[limits]` included. Costs, which exist in code alone, stay. Nobody is called where nothing has
+    /// changed that jobs are charged to.
     pub async fn reload_config(
         &self,
         config: &tollgate::config::Config,
         jobs: &JobsConfig,
     ) -> Result<(), Error> {
         let jobs = self.inner.jobs.read().with_config(jobs);
+        let before = (self.inner.tollgate.policy(), self.inner.jobs.read().clone());
         self.put_in_place(&mut self.inner.overrides.lock(), config.policy.clone(), jobs)?;
-        self.call_all().await;
+        let (policy, jobs) = (self.inner.tollgate.policy(), self.inner.jobs.read().clone());
+        // What only HTTP calls are charged to holds up no job.
+        if before.1.config() != jobs.config()
+            || charged(jobs.config()).iter().any(|name| before.0.rule(name) != policy.rule(name))
+        {
+            self.call_all().await;
+        }
         Ok(())
     }
 
@@ -273,6 +282,7 @@ impl JobGate {
                     Placed::Alone => {}
                 }
             }
+            let was_in_line = had.is_some();
             look = match self.inner.line.stand(plan, &waits_for, had).await {
                 Ok(look) => look,
                 Err(error) => {
@@ -281,21 +291,23 @@ impl JobGate {
                 }
             };
             drop(denial);
-            if plan.is_given_up(look.now_us(), look.since_us) {
-                return self.end(plan, OnExceeded::Reject, Over::of(&plan.charges[0]), true).await;
-            }
             let Some(turn) = self.turn(plan, &look).await else {
                 // No wait helps: it costs more than a limit ever holds.
-                return self.end(plan, OnExceeded::Reject, Over::of(&plan.charges[0]), true).await;
+                let charge = self.too_large(plan).unwrap_or(&plan.charges[0]);
+                return self.end(plan, OnExceeded::Reject, Over::of(charge), true).await;
             };
+            if plan.is_given_up(look.now_us(), look.since_us) {
+                let charge = &plan.charges[turn.binding];
+                return self.end(plan, OnExceeded::Reject, Over::of(charge), true).await;
+            }
             if turn.wait > SHORT_WAIT || look.closed_us.is_some() {
-                return self.delay(plan, &look, turn).await;
+                return self.delay(plan, &look, turn, was_in_line).await;
             }
             tokio::time::sleep(turn.wait).await;
             may_charge = true;
         }
-        let turn = Turn { wait: SHORT_WAIT, sleep: SHORT_WAIT, binding: 0 };
-        self.delay(plan, &look, turn).await
+        let turn = Turn { wait: SHORT_WAIT, sleep: SHORT_WAIT, binding: 0, own: Vec::new() };
+        self.delay(plan, &look, turn, false).await
     }
 
     /// A number that is another one when policies have changed. To be read before them.

@@ -1,10 +1,10 @@
 //! A job as the gate sees it, whichever framework has it.
 
-use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::fmt;
 
 use serde_json::Value;
+use tollgate::Key;
 
 /// A job that is about to run. Its arguments are turned to JSON only if a policy asks for one of their fields.
 pub struct Job<'a> {
@@ -65,22 +65,52 @@ impl fmt::Debug for Job<'_> {
     }
 }
 
-/// Puts fields into a template such as `tenant:{tenant}`; `None` where one is missing.
-pub(crate) fn filled<'t>(template: &'t str, job: &Job<'_>) -> Option<Cow<'t, str>> {
-    if !template.contains('{') {
-        return Some(Cow::Borrowed(template));
-    }
-    let (mut text, mut rest) = (String::new(), template);
+/// A template such as `tenant:{tenant}`, piece by piece: the text before a field, and its name, which the last piece lacks. Or what is wrong with
+/// it.
+fn pieces(template: &str) -> Result<Vec<(&str, Option<&str>)>, &'static str> {
+    const STRAY: &str = "it has a `}` without a `{` before it";
+    let (mut pieces, mut rest) = (Vec::new(), template);
     while let Some((before, after)) = rest.split_once('{') {
-        let (name, behind) = after.split_once('}')?;
-        text.push_str(before);
-        // A separator inside a value must not make another key of it.
-        let value = job.field(name)?;
-        text.push_str(&value.replace('%', "%25").replace(':', "%3A"));
+        let (name, behind) = after.split_once('}').ok_or("it has a `{` without a `}`")?;
+        if before.contains('}') {
+            return Err(STRAY);
+        }
+        if name.is_empty() || name.contains('{') {
+            return Err("it has a `{` that no name of a field follows");
+        }
+        pieces.push((before, Some(name)));
         rest = behind;
     }
-    text.push_str(rest);
-    Some(Cow::Owned(text))
+    if rest.contains('}') {
+        return Err(STRAY);
+    }
+    pieces.push((rest, None));
+    Ok(pieces)
+}
+
+/// What is wrong with a template of a key: a brace that lacks the other, or a text that is no key with whichever fields.
+pub(crate) fn template_fault(template: &str) -> Option<String> {
+    match pieces(template) {
+        Err(fault) => Some(fault.to_owned()),
+        Ok(pieces) => {
+            let text: String =
+                pieces.into_iter().flat_map(|(before, name)| [before, name.map_or("", |_| "x")]).collect();
+            Key::parse(&text).err().map(|error| error.to_string())
+        }
+    }
+}
+
+/// Puts fields into a template such as `tenant:{tenant}`; `None` where one is missing, or where the text is no key with these.
+pub(crate) fn filled(template: &str, job: &Job<'_>) -> Option<String> {
+    let mut text = String::new();
+    for (before, name) in pieces(template).ok()? {
+        text.push_str(before);
+        if let Some(name) = name {
+            // A separator inside a value must not make another key of it.
+            text.push_str(&job.field(name)?.replace('%', "%25").replace(':', "%3A"));
+        }
+    }
+    Key::parse(&text).is_ok().then_some(text)
 }
 
 #[cfg(test)]
@@ -91,7 +121,7 @@ mod tests {
 
     #[test]
     fn fields_come_from_the_arguments_and_else_from_the_metadata() {
-        let arguments = || json!({"tenant": "acme", "n": 7, "deep": {"er": true}, "list": [1]});
+        let arguments = || json!({"tenant": "acme", "n": 7, "deep": {"er": true}, "list": [1], "empty": ""});
         let metadata = |name: &str| (name == "trace").then(|| "t-1".to_owned());
         let job = Job::new("1", "send_email", "mail").with_arguments(&arguments).with_metadata(&metadata);
         for (name, value) in [
@@ -107,6 +137,29 @@ mod tests {
         assert_eq!(filled("account:{tenant}", &job).as_deref(), Some("account:acme"));
         assert_eq!(filled("global", &job).as_deref(), Some("global"));
         assert_eq!(filled("account:{nobody}", &job), None);
+        assert_eq!(filled("account:{empty}", &job), None, "no key can have this value");
         assert!(!format!("{job:?}").contains("acme"));
+    }
+
+    #[test]
+    fn a_template_that_never_makes_a_key_is_found() {
+        for template in ["global", "account:{tenant}", "{a}", "a:{b}-{c.d}", "a:{b}:{c}"] {
+            assert_eq!(template_fault(template), None, "{template}");
+        }
+        for (template, fault) in [
+            ("account:{tenant", "a `{` without a `}`"),
+            ("account:tenant}", "a `}` without a `{`"),
+            ("account:{tenant}}", "a `}` without a `{`"),
+            ("account:{}", "that no name of a field follows"),
+            ("account:{{tenant}}", "that no name of a field follows"),
+            ("", ""),
+            ("account:", ""),
+            ("a:b:c:d", ""),
+            ("a:{b}:{c}:{d}", ""),
+            ("a\nb", ""),
+        ] {
+            let found = template_fault(template).unwrap_or_else(|| panic!("{template} is a key"));
+            assert!(found.contains(fault), "{template}: {found}");
+        }
     }
 }

@@ -16,6 +16,7 @@ use tollgate::store::Subject;
 use tollgate::{Allowance, Fallback, Key, Limit, Rule};
 
 use crate::error::Error;
+use crate::job::template_fault;
 
 /// How long a delayed job sleeps at most by default before it is looked at again.
 pub(crate) const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(300);
@@ -62,7 +63,7 @@ impl fmt::Display for OnExceeded {
     }
 }
 
-/// What becomes of a job whose arguments and metadata lack the field that splits a limit.
+/// What becomes of a job whose arguments and metadata lack a field that its key needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MissingField {
     /// All such jobs share one counter.
@@ -134,11 +135,12 @@ pub struct JobLimits {
     pub give_up_after: Option<Duration>,
     /// The field of the arguments or the metadata that splits the limits: each of its values is counted by itself.
     pub key: Option<String>,
-    /// What becomes of a job without that field.
+    /// What becomes of a job without that field, or without one that `limit_key` names.
     pub if_missing: MissingField,
     /// Limits of `[limits]` that a run charges too.
     pub limits: Vec<String>,
-    /// The key that those are charged to; `{name}` stands for a field of the arguments or metadata. By default `global`.
+    /// The key that those are charged to; `{name}` stands for a field of the arguments or metadata. By default `global`. A job that lacks the field
+    /// is charged to the key of the scope, such as `job:<type>`, unless `if_missing` denies it.
     pub limit_key: Option<String>,
     /// Whether the limits of this scope are in shadow mode: they decide and count, and never deny.
     pub shadow: bool,
@@ -194,6 +196,14 @@ impl JobLimits {
         }
         if self.limit_key.is_some() && self.limits.is_empty() {
             return Some("limit_key names the key of `limits`, and there are none".to_owned());
+        }
+        let template = self.limit_key.as_deref().unwrap_or(SHARED_KEY);
+        if let Some(fault) = template_fault(template) {
+            return Some(format!(
+                "limit_key {:?} is not a key: {fault}; write limit_key = \"account:{{tenant}}\", where {{tenant}} is a field, or \
+                 another namespace:key",
+                excerpt(template).to_string()
+            ));
         }
         None
     }

@@ -1,7 +1,7 @@
 //! The line of waiting jobs, in the database that has the jobs.
 //!
-//! Each delayed job stands in the lines of the limits that held it up, each with a place, and knows when to expect its turn. All of
-//! it is in tables, so that it survives workers and is seen by all of them. What a place means in time is the kernel's to say;
+//! Each delayed job stands in the lines of the limits that held it up, each with a place, and knows when to expect its turn. Where another
+//! limit makes it wait much longer its place is parked: it is kept, and those behind it do not wait for it. All of it is in tables, so that it survives workers and is seen by all of them. What a place means in time is the kernel's to say;
 //! nothing here knows a limit. The SQL is in `line/`: tables change by numbered migration, functions are made afresh whenever their
 //! text has changed.
 
@@ -23,12 +23,13 @@ use crate::wake::Wake;
 pub(crate) use survey::{NewPlace, NewSlot, Survey, Waits};
 
 /// The tables, one text for each version.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("line/1.sql"),
     include_str!("line/2.sql"),
     include_str!("line/3.sql"),
     include_str!("line/4.sql"),
     include_str!("line/5.sql"),
+    include_str!("line/6.sql"),
 ];
 
 const FUNCTIONS: &str = include_str!("line/functions.sql");
@@ -303,16 +304,18 @@ impl Line {
         now_us.map(|_| Look::read(&row)).transpose()
     }
 
-    /// Writes when a job expects its turn, and until when it sleeps.
+    /// Writes when a job expects its turn, until when it sleeps, and in which lines its place is parked.
     pub(crate) async fn set_slot(
         &self,
         job: &str,
         slot_us: u64,
         until_us: u64,
         binding: &str,
+        parked: &[Uuid],
     ) -> Result<(), sqlx::Error> {
-        let call = sqlx::query(self.sql("select {prefix}job_slot($1, $2, $3, $4)"));
-        call.bind(job).bind(signed(slot_us)).bind(signed(until_us)).bind(binding).execute(&self.pool).await?;
+        let call = sqlx::query(self.sql("select {prefix}job_slot($1, $2, $3, $4, $5)"));
+        let call = call.bind(job).bind(signed(slot_us)).bind(signed(until_us)).bind(binding);
+        call.bind(parked).execute(&self.pool).await?;
         Ok(())
     }
 
@@ -322,10 +325,10 @@ impl Line {
         Ok(())
     }
 
-    /// The first jobs of these lines.
-    pub(crate) async fn next(&self, lines: &[Uuid]) -> Result<Vec<String>, sqlx::Error> {
-        let call = sqlx::query_scalar(self.sql("select {prefix}job_next($1, 1)"));
-        call.bind(lines).fetch_all(&self.pool).await
+    /// The first jobs of these lines, so many of each. One that is parked there is not called: another limit holds it up.
+    pub(crate) async fn next(&self, lines: &[Uuid], count: i32) -> Result<Vec<String>, sqlx::Error> {
+        let call = sqlx::query_scalar(self.sql("select {prefix}job_next($1, $2)"));
+        call.bind(lines).bind(count).fetch_all(&self.pool).await
     }
 
     /// Calls jobs that sleep, first those whose turn comes first, some at a time. Answers how many were due because of that, and which
@@ -421,24 +424,21 @@ impl Line {
         }
     }
 
-    /// Closes a key for some time, or opens it.
+    /// Closes a key for some time, or opens it. Answers for how long it is closed now.
     pub(crate) async fn close(
         &self,
         key: Uuid,
         label: &str,
         wait: Duration,
         reason: &str,
-    ) -> Result<(), sqlx::Error> {
+    ) -> Result<Duration, sqlx::Error> {
         let text = "insert into {prefix}job_closed (key, label, until_us, reason) values ($1, $2, {prefix}job_now_us() + $3, $4)
-            on conflict (key) do update set until_us = greatest({prefix}job_closed.until_us, excluded.until_us), reason = excluded.reason";
-        sqlx::query(self.sql(text))
-            .bind(key)
-            .bind(label)
-            .bind(micros(wait.min(LONGEST_SLEEP)))
-            .bind(reason)
-            .execute(&self.pool)
-            .await?;
-        Ok(())
+            on conflict (key) do update set until_us = greatest({prefix}job_closed.until_us, excluded.until_us), reason = excluded.reason
+            returning until_us - {prefix}job_now_us()";
+        let wait = micros(wait.min(LONGEST_SLEEP));
+        let call = sqlx::query_scalar(self.sql(text)).bind(key).bind(label).bind(wait).bind(reason);
+        let in_force: i64 = call.fetch_one(&self.pool).await?;
+        Ok(Duration::from_micros(u64::try_from(in_force.max(wait)).unwrap_or(0)))
     }
 
     pub(crate) async fn open(&self, key: Uuid) -> Result<bool, sqlx::Error> {

@@ -29,6 +29,24 @@ pub struct Plan {
     pub(crate) give_up_after: Option<Duration>,
     /// The field that it lacks, if it ends because of that, whatever the limits say.
     pub(crate) lacks: Option<Lacks>,
+    /// What is closed if the remote side asks to be left alone; nothing where its type has no policy.
+    #[cfg_attr(not(feature = "apalis"), allow(dead_code, reason = "only apalis's handlers say so"))]
+    pub(crate) closed_by_remote: Option<Closing>,
+}
+
+/// A key that a job may close for all of its type, and of nobody else.
+#[derive(Clone, Debug)]
+pub(crate) struct Closing {
+    /// The limit that is charged to it.
+    pub(crate) limit: String,
+    pub(crate) name: Uuid,
+    pub(crate) label: String,
+}
+
+impl Closing {
+    fn of(limit: &str, key: &str, label: &str) -> Closing {
+        Closing { limit: limit.to_owned(), name: closable(key), label: label.to_owned() }
+    }
 }
 
 /// A field that a job lacks.
@@ -129,6 +147,7 @@ impl Plan {
             max_delay: DEFAULT_MAX_DELAY,
             give_up_after: None,
             lacks: None,
+            closed_by_remote: None,
         }
     }
 
@@ -165,7 +184,11 @@ impl Plan {
         if key != label {
             self.closable.push(closable(&key));
         }
+        let is_of_type = matches!(scope, JobScope::Type(_));
         for (name, limit) in limits.named(scope) {
+            if is_of_type {
+                self.closed_by_remote.get_or_insert_with(|| Closing::of(&name, &key, &label));
+            }
             let is_concurrency = matches!(limit, tollgate::Limit::Concurrency(_));
             // However much a run costs, it runs once.
             let cost = if is_concurrency { 1 } else { cost };
@@ -173,20 +196,28 @@ impl Plan {
         }
         for name in &limits.limits {
             let template = limits.limit_key.as_deref().unwrap_or(SHARED_KEY);
-            let Some(key) = filled(template, job) else {
+            let shared = || (limits.if_missing == MissingField::Shared).then(|| label.clone());
+            let Some(key) = filled(template, job).or_else(shared) else {
                 self.lack(Lacks {
                     on_exceeded: limits.on_exceeded,
                     limit: name.clone(),
                     label,
                     field: template.to_owned(),
-                    fix: "push it with the fields that `limit_key` names",
+                    fix: "push it with the fields that `limit_key` names, or write if_missing = \"shared\"",
                 });
                 return;
             };
             self.closable.push(closable(&key));
+            // The default key is that of all jobs.
+            if is_of_type && key != SHARED_KEY {
+                self.closed_by_remote.get_or_insert_with(|| Closing::of(name, &key, &label));
+            }
             let is_concurrency = is_concurrency(name);
             let cost = if is_concurrency { 1 } else { cost };
-            self.push(name.clone(), key.into_owned(), cost, &label, limits.on_exceeded, is_concurrency);
+            self.push(name.clone(), key, cost, &label, limits.on_exceeded, is_concurrency);
+        }
+        if let Some(first) = limits.limits.first().filter(|_| is_of_type) {
+            self.closed_by_remote.get_or_insert_with(|| Closing::of(first, &label, &label));
         }
     }
 
@@ -397,9 +428,39 @@ mod tests {
         let lacks = plan.lacks.unwrap();
         assert_eq!((lacks.on_exceeded, &*lacks.label, &*lacks.field), (OnExceeded::Skip, "job:a", "tenant"));
         assert_eq!(plan.charges.len(), 0);
+        // The same of the key of a shared limit.
+        let policy = JobPolicy::new().charges("stripe").limit_key("account:{account}");
+        let shared = Jobs::new().job("a", policy.clone());
+        let of_empty = || json!({"account": ""});
+        assert_eq!(charges(&shared, &Job::new("1", "a", "q"))[0].1, "job:a");
+        assert_eq!(charges(&shared, &Job::new("1", "a", "q").with_arguments(&of_empty))[0].1, "job:a");
+        let denied = Jobs::new().job("a", policy.if_missing(MissingField::Deny));
+        let lacks = Plan::of(&denied, &Job::new("1", "a", "q"), |_| false).unwrap().lacks.unwrap();
+        assert_eq!((&*lacks.limit, &*lacks.field), ("stripe", "account:{account}"));
         let hostile = format!("a\u{0}\n{}", "x".repeat(1_000));
         let all = Jobs::new().queue("q", JobPolicy::new().with_rate_limit(1, MINUTE));
         let plan = Plan::of(&all, &Job::new("1", &hostile, "q"), |_| false).unwrap();
         assert!(plan.job_type.starts_with("a\u{fffd}\u{fffd}x") && plan.job_type.chars().count() == 100);
+    }
+
+    #[test]
+    fn a_429_closes_a_key_of_its_type_and_of_nobody_else() {
+        let rate = || JobPolicy::new().with_rate_limit(1, MINUTE);
+        let arguments = || json!({"tenant": "acme"});
+        let closed = |jobs: Jobs| {
+            let jobs = jobs.queue("q", rate()).global(rate());
+            let job = Job::new("1", "a", "q").with_arguments(&arguments);
+            Plan::of(&jobs, &job, |_| false).unwrap().closed_by_remote.map(|one| (one.name, one.label))
+        };
+        let expected = |key: &str| Some((closable(key), "job:a".to_owned()));
+        let shared = || JobPolicy::new().charges("stripe");
+        assert_eq!(closed(Jobs::new()), None, "not the queue, and not all jobs");
+        assert_eq!(closed(Jobs::new().job("a", rate())), expected("job:a"));
+        assert_eq!(closed(Jobs::new().job("a", rate().key("tenant"))), expected("job:a:acme"));
+        assert_eq!(
+            closed(Jobs::new().job("a", shared().limit_key("account:{tenant}"))),
+            expected("account:acme")
+        );
+        assert_eq!(closed(Jobs::new().job("a", shared())), expected("job:a"), "the default key is all jobs'");
     }
 }

@@ -107,7 +107,7 @@ impl JobPolicy {
         self
     }
 
-    /// What becomes of jobs without that field; they share one counter by default.
+    /// What becomes of jobs without that field, or without one that `limit_key` names; they share one counter by default.
     pub fn if_missing(mut self, if_missing: MissingField) -> JobPolicy {
         self.limits.if_missing = if_missing;
         self

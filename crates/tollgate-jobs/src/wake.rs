@@ -66,7 +66,7 @@ impl Wake for ApalisRows {
         jobs: &'a [String],
     ) -> Pin<Box<dyn Future<Output = Result<u64, Error>> + Send + 'a>> {
         let text = "update apalis.jobs set run_at = clock_timestamp()
-            where id = any($1) and status = 'Pending' and run_at > clock_timestamp()";
+            where id = any($1) and (status = 'Pending' or (status = 'Failed' and attempts < max_attempts)) and run_at > clock_timestamp()";
         Box::pin(async move {
             let called = sqlx::query(text).bind(jobs).execute(&self.pool).await;
             let called = called.map_err(|error| Error::database("calling waiting jobs", error))?;

@@ -17,6 +17,8 @@ mod kills;
 mod leases;
 #[path = "scenarios/policies.rs"]
 mod policies;
+#[path = "scenarios/shared_lines.rs"]
+mod shared_lines;
 #[path = "scenarios/start.rs"]
 mod start;
 #[path = "scenarios/strictest.rs"]

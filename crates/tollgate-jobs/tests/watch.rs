@@ -106,7 +106,7 @@ async fn each_decision_has_a_span_and_each_delay_a_line() {
         .job("call", rate().on_exceeded(OnExceeded::Reject))
         .job("cache", rate().on_exceeded(OnExceeded::Skip))
         .job("sync", rate().key("region").if_missing(MissingField::Deny))
-        .job("bill", rate().charges("stripe").limit_key("account:{account}"));
+        .job("bill", rate().charges("stripe").limit_key("account:{account}").if_missing(MissingField::Deny));
     let server = PostgresServer::start();
     let pool = PgPool::connect(&server.url("postgres")).await.unwrap();
     let stripe = Limit::token_bucket("1/s", 1).unwrap();

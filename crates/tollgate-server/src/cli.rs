@@ -335,7 +335,7 @@ pub(crate) enum JobsCommand {
     },
     /// Open a key that was closed
     Open {
-        /// The key, as it was closed.
+        /// The key, as it was closed or as `jobs status` shows it.
         key: String,
         /// The config (TOML) with a section [jobs].
         #[arg(long, value_name = "FILE")]

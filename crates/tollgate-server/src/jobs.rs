@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use tollgate::Key;
 use tollgate_jobs::{ClosedKey, JobGate, JobStatus, JobsReader};
 use tollgate_kernel::Micros;
 
@@ -34,14 +35,22 @@ pub(crate) fn run(args: &JobsArgs) -> Result<(), Failure> {
                 let span = wait.parse::<Micros>();
                 let span =
                     span.map_err(|error| Failure::new(format!("{wait:?} is no duration: {}", error.fix())))?;
-                attach(config).await?.close(key, span.into()).await.map_err(failed)?;
-                print_result(format_args!("closed for {span}"))
+                let in_force = attach(config).await?.close(key, span.into()).await.map_err(failed)?;
+                match Micros::from(in_force) > span {
+                    true => print_result(format_args!(
+                        "was closed for longer, and stays so for {}",
+                        seconds(in_force)
+                    )),
+                    false => print_result(format_args!("closed for {span}")),
+                }
             }
             JobsCommand::Open { key, config } => {
                 let config = load(config)?;
                 let reader = JobsReader::of(&config.gate, &config.jobs).map_err(failed)?;
                 reader.reach().await.map_err(failed)?;
-                let opened = reader.open(key, false, &config.jobs).await.map_err(failed)?;
+                // The status shows what is closed by its label: what a label has closed is opened by it.
+                let is_label = Key::parse(key).is_ok_and(|key| key.version().is_none());
+                let opened = reader.open(key, is_label, &config.jobs).await.map_err(failed)?;
                 match (opened.opened, opened.called) {
                     (0, _) => print_result(format_args!("was not closed")),
                     (_, None) => print_result(format_args!(

@@ -367,8 +367,9 @@ impl Page {
         // The page before has ended, and with it its lock.
         sqlx::query(gate.line().sql(LOCK_QUEUE)).bind(&queue).execute(&mut *transaction).await?;
         let sleep = ends_us.as_deref().map_or(Sleep::IsOver, Sleep::GoesOn);
-        let put_off = gate.put_off_many(&mut transaction, &plans, sleep).await?;
-        let Some(put_off) = put_off else { return Ok(None) };
+        let put_offs = gate.put_off_many(&mut transaction, &plans, sleep).await?;
+        let Some(put_offs) = put_offs else { return Ok(None) };
+        let put_off = &put_offs.jobs;
         if put_off.is_empty() {
             return Ok(Some(0));
         }
@@ -392,6 +393,7 @@ impl Page {
             sqlx::query(text).bind(&ids).bind(untils).bind(results).execute(&mut *transaction).await?;
         }
         transaction.commit().await?;
+        gate.have_put_off(&plans, sleep, &put_offs).await;
         gate.expect_crowd(&plans, EXPECTED);
         gate.call_if_changed(version, &ids).await;
         Ok(Some(put_off.len()))
@@ -413,7 +415,7 @@ async fn find(
         order by priority desc, run_at, id limit $5";
     let soon = "select j.id, j.priority, (extract(epoch from j.run_at) * 1000000)::bigint, octet_length(j.job) + coalesce(pg_column_size(j.metadata), 0)
         from apalis.jobs j join {prefix}job_waiting w on w.job = j.id
-        where j.job_type = $1 and j.status = 'Pending' and j.run_at > now() and j.run_at < now() + $2 * interval '1 microsecond'
+        where j.job_type = $1 and (j.status = 'Pending' or (j.status = 'Failed' and j.attempts < j.max_attempts)) and j.run_at > now() and j.run_at < now() + $2 * interval '1 microsecond'
           and (j.run_at, j.id) > (timestamptz 'epoch' + $4 * interval '1 microsecond', $5) and w.slot_us > (extract(epoch from j.run_at) * 1000000)::bigint + 1000000
         order by j.run_at, j.id limit $3";
     let (priority, run_at_us, id) = match place {
@@ -472,7 +474,7 @@ fn plan<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str, row: &PgR
     let args: Args = serde_json::from_slice(row.try_get::<&[u8], _>(1).ok()?).ok()?;
     let metadata: Option<PgHstore> = row.try_get(2).ok()?;
     let metadata = |name: &str| metadata.as_ref()?.get(name)?.clone();
-    plan_of(gate, &id, queue, &args, &metadata)
+    plan_of(gate, &id, queue, &args, &metadata).ok().flatten()
 }
 
 #[cfg(test)]

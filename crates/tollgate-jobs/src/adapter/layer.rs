@@ -1,7 +1,9 @@
 //! The tower layer: asks the gate, and then runs the handler or answers for it.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,7 +21,10 @@ use super::response::{GateResponse, Gated};
 use crate::decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED};
 use crate::gate::JobGate;
 use crate::job::Job;
-use crate::plan::Plan;
+use crate::plan::{Plan, shown};
+
+/// How long a job waits whose type or cost cannot be found out, because that code panics.
+const PANICKED_WAIT: Duration = Duration::from_secs(60);
 
 /// Arguments of jobs that say which type of job they are.
 pub trait JobArgs: Serialize {
@@ -27,8 +32,8 @@ pub trait JobArgs: Serialize {
     fn job_type(&self) -> Cow<'_, str>;
 }
 
-/// What a handler returns as its error when the remote side asked to be left alone (a 429): its key is closed for all workers, and the
-/// job goes back without using up an attempt.
+/// What a handler returns as its error, or as a cause of it, when the remote side asked to be left alone (a 429): the key of its type is closed for
+/// all workers, and the job goes back without using up an attempt. Where its type has no policy, that job waits alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimited {
     /// How long.
@@ -96,6 +101,13 @@ where
         let (gate, context) = (self.gate.clone(), task.ctx().clone());
         let plan = plan(&gate, &task);
         async move {
+            let plan = match plan {
+                Ok(plan) => plan,
+                Err(Panicked) => {
+                    let wait = PANICKED_WAIT;
+                    return Ok(delayed(&context, Delay { wait, until_us: None, limit: String::new() }));
+                }
+            };
             let permit = match &plan {
                 None => None,
                 Some(plan) => match gate.enter(plan).await {
@@ -123,9 +135,9 @@ where
             }
             match response {
                 Ok(response) => Ok(GateResponse::Ran(response)),
-                Err(error) => match error.downcast_ref::<RateLimited>() {
+                Err(error) => match rate_limited(&*error) {
                     Some(RateLimited { retry_after }) => {
-                        Ok(delayed(&context, gate.close_for(plan.as_ref(), *retry_after).await))
+                        Ok(delayed(&context, gate.close_for(plan.as_ref(), retry_after).await))
                     }
                     None => {
                         // A layer in between ended the run, such as a timeout. apalis would leave the job as running for as long as its
@@ -142,23 +154,48 @@ where
     }
 }
 
-fn plan<Args: JobArgs>(gate: &JobGate, task: &Task<Args>) -> Option<Plan> {
+/// What a handler's error says of the remote side: itself, or one that it was caused by.
+fn rate_limited(error: &(dyn Error + 'static)) -> Option<RateLimited> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(asked) = error.downcast_ref() {
+            return Some(*asked);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// The code that says what a job is to be charged panicked: its type, its cost, or its arguments as JSON.
+pub(super) struct Panicked;
+
+fn plan<Args: JobArgs>(gate: &JobGate, task: &Task<Args>) -> Result<Option<Plan>, Panicked> {
     let id = task.task_id().map_or_else(String::new, ToString::to_string);
     let queue = task.queue().map_or_else(String::new, ToString::to_string);
     let metadata = |name: &str| task.metadata().get(name).map(str::to_owned);
     plan_of(gate, &id, &queue, &task.args, &metadata)
 }
 
+/// A panic there would take the worker with it, at each fetch of the job, so that no other job of the queue ran.
 pub(super) fn plan_of<Args: JobArgs>(
     gate: &JobGate,
     id: &str,
     queue: &str,
     args: &Args,
     metadata: &dyn Fn(&str) -> Option<String>,
-) -> Option<Plan> {
-    let job_type = args.job_type();
+) -> Result<Option<Plan>, Panicked> {
+    let caught = |job_type: &str| {
+        tracing::error!(
+            job_type = shown(job_type),
+            arguments = std::any::type_name::<Args>(),
+            "the type or the cost of a job panicked; the job is delayed, and its attempts stay as they are"
+        );
+        Panicked
+    };
+    let job_type = catch_unwind(AssertUnwindSafe(|| args.job_type())).map_err(|_| caught(""))?;
     let to_json = || serde_json::to_value(args).unwrap_or_default();
-    gate.plan(&Job::new(id, &job_type, queue).with_arguments(&to_json).with_metadata(metadata))
+    let plan = || gate.plan(&Job::new(id, &job_type, queue).with_arguments(&to_json).with_metadata(metadata));
+    catch_unwind(AssertUnwindSafe(plan)).map_err(|_| caught(&job_type))
 }
 
 /// Back to the queue: the ack is turned into a reschedule by the trigger.
@@ -170,4 +207,32 @@ fn delayed<R>(context: &Arc<ExecutionContext>, delay: Delay) -> GateResponse<R> 
 
 fn gated<R>(what: &str, limit: String, until_us: Option<u64>, wait_us: Option<u64>) -> GateResponse<R> {
     GateResponse::Gated(Gated::new(what, limit, until_us, wait_us))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Wrapped(BoxDynError);
+
+    impl fmt::Display for Wrapped {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the invoice could not be sent")
+        }
+    }
+
+    impl Error for Wrapped {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&*self.0)
+        }
+    }
+
+    #[test]
+    fn a_429_is_found_as_the_cause_of_an_error() {
+        let asked = RateLimited { retry_after: Duration::from_secs(5) };
+        assert_eq!(rate_limited(&asked), Some(asked));
+        assert_eq!(rate_limited(&Wrapped(Wrapped(asked.into()).into())), Some(asked));
+        assert_eq!(rate_limited(&Wrapped("it failed".into())), None);
+    }
 }

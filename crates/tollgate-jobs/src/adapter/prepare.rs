@@ -19,6 +19,9 @@ use crate::wake::{ApalisRows, Wake};
 
 const TRIGGER: &str = include_str!("apalis.sql");
 
+/// What its second part begins with, behind the function.
+const TRIGGER_BEGINS: &str = "drop trigger if exists";
+
 const INDEX: &str = "create index if not exists {prefix}job_due on apalis.jobs (job_type, run_at)
     where status = 'Pending' or (status = 'Failed' and attempts < max_attempts)";
 
@@ -30,11 +33,16 @@ const MIGRATION_LOCK: &str =
     "select pg_advisory_xact_lock(hashtextextended('tollgate migrate jobs {prefix}', 0))";
 
 /// The columns of `apalis.jobs` that the adapter reads or writes, with their types.
-const COLUMNS: [(&str, &str); 9] = [
+const COLUMNS: [(&str, &str); 13] = [
     ("id", "text"),
     ("job_type", "text"),
+    ("job", "bytea"),
+    // hstore, which is an extension's.
+    ("metadata", "USER-DEFINED"),
+    ("priority", "integer"),
     ("status", "text"),
     ("attempts", "integer"),
+    ("max_attempts", "integer"),
     ("run_at", "timestamp with time zone"),
     ("last_result", "jsonb"),
     ("lock_at", "timestamp with time zone"),
@@ -141,25 +149,42 @@ async fn check_columns(pool: &PgPool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the trigger unless it is there with the same text: making it locks the table for a moment. Answers whether it was made.
+/// Makes the trigger and its function unless they are there with the same text: making the trigger locks the table for a moment. Answers whether
+/// anything was made.
+///
+/// Which text was made last is noted at the function, which belongs to who makes it: a note at the trigger is for the owner of the table alone, and
+/// is only read, as older versions have written it. A role that is not the owner can make a trigger that is not there, and cannot replace one.
 async fn install(line: &Line) -> Result<bool, Error> {
     let failed = |error| Error::database("making the trigger on apalis.jobs", error);
-    let digest = Sha256::digest(TRIGGER.replace("{prefix}", &line.prefix).as_bytes());
+    let text = TRIGGER.replace("{prefix}", &line.prefix);
+    let digest = Sha256::digest(text.as_bytes());
     let fingerprint: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut transaction = line.pool.begin().await.map_err(failed)?;
     sqlx::query(line.sql(MIGRATION_LOCK)).execute(&mut *transaction).await.map_err(failed)?;
-    let made = "select obj_description(t.oid, 'pg_trigger') from pg_trigger t
-        where t.tgrelid = 'apalis.jobs'::regclass and t.tgname = '{prefix}job_defer' and t.tgenabled in ('O', 'A')";
-    let made: Option<Option<String>> =
-        sqlx::query_scalar(line.sql(made)).fetch_optional(&mut *transaction).await.map_err(failed)?;
-    let is_missing = made.flatten().as_deref() != Some(&*fingerprint);
-    if is_missing {
-        sqlx::raw_sql(line.sql(TRIGGER)).execute(&mut *transaction).await.map_err(failed)?;
-        let note = format!("comment on trigger {{prefix}}job_defer on apalis.jobs is '{fingerprint}'");
+    let made = "with trigger as (
+          select t.tgfoid, obj_description(t.oid, 'pg_trigger') as note from pg_trigger t
+          where t.tgrelid = 'apalis.jobs'::regclass and t.tgname = '{prefix}job_defer' and t.tgenabled in ('O', 'A')
+        ), function as (
+          select coalesce((select tgfoid from trigger), to_regprocedure('{prefix}job_defer_on_ack()')) as oid
+        )
+        select exists (select from trigger), coalesce($1 in ((select note from trigger), obj_description(oid, 'pg_proc')), false) from function";
+    let (is_there, is_current): (bool, bool) = sqlx::query_as(line.sql(made))
+        .bind(&fingerprint)
+        .fetch_one(&mut *transaction)
+        .await
+        .map_err(failed)?;
+    if is_there && is_current {
+        return Ok(false);
+    }
+    // The function may be another role's, who alone can replace it.
+    let trigger = text.find(TRIGGER_BEGINS).filter(|_| is_current).map_or(&*text, |at| &text[at..]);
+    sqlx::raw_sql(line.sql(trigger)).execute(&mut *transaction).await.map_err(failed)?;
+    if !is_current {
+        let note = format!("comment on function {{prefix}}job_defer_on_ack() is '{fingerprint}'");
         sqlx::raw_sql(line.sql(&note)).execute(&mut *transaction).await.map_err(failed)?;
     }
     transaction.commit().await.map_err(failed)?;
-    Ok(is_missing)
+    Ok(true)
 }
 
 /// The ack of a delayed job, by apalis's own statement, must be its reschedule.

@@ -307,18 +307,21 @@ impl JobGate {
             answers.push(Some(newcomer.answer));
         }
         let sleep = Sleep::IsOverAndClaimed(&denied);
-        let put_off = self.put_off_many(&mut transaction, &plans, sleep).await?.unwrap_or_default();
+        let put_offs = self.put_off_many(&mut transaction, &plans, sleep).await?.unwrap_or_default();
         transaction.commit().await?;
-        for PutOff { index, until_us, sleep, is_soon, limit } in put_off {
+        for PutOff { index, until_us, sleep, is_soon, limit, .. } in &put_offs.jobs {
             let placed = match is_soon {
-                true => Placed::Soon(sleep),
-                false => Placed::Delayed(Delay { wait: sleep, until_us: Some(until_us), limit }),
+                true => Placed::Soon(*sleep),
+                false => {
+                    Placed::Delayed(Delay { wait: *sleep, until_us: Some(*until_us), limit: limit.clone() })
+                }
             };
-            if let Some(answer) = answers[index].take() {
+            if let Some(answer) = answers[*index].take() {
                 // A worker that was stopped meanwhile does not hear it; its job keeps the place.
                 let _ = answer.send(placed);
             }
         }
+        self.have_put_off(&plans, sleep, &put_offs).await;
         Ok(held_up)
     }
 }

@@ -21,8 +21,8 @@ use super::{JobGate, SHORT_WAIT};
 use crate::line::{NewPlace, NewSlot, Survey, Waits};
 use crate::plan::{Plan, PlannedCharge};
 
-/// A limit is asked about at most so many costs for one page of jobs. Probes in between are rounded up: a slot may then be late by this
-/// share of a window, never early.
+/// A limit is asked about at most so many costs for one page of jobs, and those of jobs that are the first in line. Probes in between are rounded
+/// up: a slot may then be late by this share of a window, never early.
 const PROBES: u64 = 64;
 
 /// In how many lines jobs may stand that are put off together, unless the first of them stands in more: each is locked meanwhile.
@@ -49,6 +49,18 @@ pub(crate) struct PutOff {
     pub(crate) is_soon: bool,
     /// The limit that holds it up.
     pub(crate) limit: String,
+    /// Which of its charges that is.
+    binding: usize,
+    /// Whether it is its turn then, as far as is known.
+    is_its_turn: bool,
+}
+
+/// Jobs that were put off together.
+#[derive(Default)]
+pub(crate) struct PutOffs {
+    pub(crate) jobs: Vec<PutOff>,
+    /// The lines with room in which some of them counted and do not any more, and how many.
+    left: BTreeMap<Uuid, usize>,
 }
 
 /// Whether jobs sleep yet that are put off together.
@@ -95,6 +107,19 @@ struct Waiter<'a> {
     since_us: u64,
     /// What is written of it, if it waited already.
     waited: Option<Waits>,
+    /// The lines in which it takes a place.
+    takes: Vec<Uuid>,
+}
+
+impl Waiter<'_> {
+    /// Whether it takes a place, or one that it has counts now and did not, or the other way round.
+    fn has_changed(&self, turn: &Turn, survey: &Survey) -> bool {
+        let is_other = |(index, charge): (usize, &PlannedCharge)| {
+            let place = survey.place_of(self.plan, charge.line);
+            place.is_some_and(|place| place.is_parked != turn.is_parked(index))
+        };
+        !self.takes.is_empty() || self.plan.charges.iter().enumerate().any(is_other)
+    }
 }
 
 impl JobGate {
@@ -140,8 +165,8 @@ impl JobGate {
         Some(outcomes.into_iter().filter(|(_, outcome)| outcome.is_allowed()).map(|(pair, _)| pair).collect())
     }
 
-    /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's. `None` if the
-    /// limits cannot be asked, or not in time: then nothing was written.
+    /// Puts off those of these jobs that have to wait, in the order in which they are given; the transaction is the caller's, who calls
+    /// [`have_put_off`](Self::have_put_off) when it has ended. `None` if the limits cannot be asked, or not in time: then nothing was written.
     ///
     /// A sleep that only goes on, with the same slot, is not written in the line: that row would cost as much as the framework's own, which
     /// has the time.
@@ -150,70 +175,116 @@ impl JobGate {
         connection: &mut PgConnection,
         plans: &[Plan],
         sleep: Sleep<'_>,
-    ) -> Result<Option<Vec<PutOff>>, sqlx::Error> {
+    ) -> Result<Option<PutOffs>, sqlx::Error> {
         let mut survey = self.inner.line.survey(&mut *connection, plans).await?;
         let mut places = Vec::new();
-        let waiters: Vec<Waiter<'_>> = plans
+        let mut waiters: Vec<Waiter<'_>> = plans
             .iter()
             .enumerate()
             .filter(|(_, plan)| self.too_large(plan).is_none())
             .filter_map(|(index, plan)| {
                 let waiter = wait_in_line(index, plan, sleep.denied(index), &mut survey, &mut places)?;
-                let closed = waiter.closed.while_blocked(self.blocked(plan), plan);
+                let closed = waiter.closed.clone().while_blocked(self.blocked(plan), plan);
                 Some(Waiter { closed, ..waiter })
             })
             .collect();
         if waiters.is_empty() {
-            return Ok(Some(Vec::new()));
+            return Ok(Some(PutOffs::default()));
         }
         let limits = self.limits_of(&waiters);
-        let answers = tokio::time::timeout(ANSWERS_TIMEOUT, self.answers(&waiters, &limits)).await;
-        let Ok(Some(answers)) = answers else { return Ok(None) };
+        let reckoning = tokio::time::timeout(ANSWERS_TIMEOUT, async {
+            let turns = self.turns(&waiters, &limits).await?;
+            match count_each_other(&mut waiters, &turns, &limits, &mut survey, &mut places) {
+                true => self.turns(&waiters, &limits).await,
+                false => Some(turns),
+            }
+        });
+        let Ok(Some(turns)) = reckoning.await else { return Ok(None) };
         let now_us = survey.now_us();
-        let (mut slots, mut put_off) = (Vec::new(), Vec::new());
-        let mut never = BTreeSet::new();
-        for waiter in &waiters {
-            let asked = (0..).zip(&waiter.plan.charges).filter_map(|(index, charge)| {
-                let limit = limits.get(&charge.line)?.as_ref()?;
-                let answer = answers.get(&(charge.line, probe(limit, charge, waiter.ahead[index])))?;
-                Some((index, limit, answer))
-            });
-            let Some(turn) = reckon(waiter.plan, &waiter.ahead, waiter.closed, asked) else {
+        let (mut slots, mut put_offs) = (Vec::new(), PutOffs::default());
+        let (mut stays_out, mut have_room) = (BTreeSet::new(), BTreeSet::new());
+        for (waiter, turn) in waiters.iter().zip(turns) {
+            let Some(turn) = turn else {
                 // It can never run; a worker will say so.
-                never.insert(waiter.plan.job.as_str());
+                stays_out.insert(waiter.plan.job.as_str());
                 continue;
             };
             let Turn { wait, binding, .. } = turn;
             if waiter.waited.is_some() && wait <= SHORT_WAIT {
                 // Its turn has come after all: it is charged when it is claimed.
+                stays_out.insert(waiter.plan.job.as_str());
                 continue;
             }
             let span = turn.sleep(waiter.plan, now_us, Some(waiter.since_us));
             let until_us = now_us.saturating_add(micros(span));
             let ends_us = sleep.ends_us(waiter.index);
-            if ends_us.is_some_and(|ends_us| !is_worth_it(now_us, ends_us, until_us, span >= wait)) {
+            let has_changed = waiter.has_changed(&turn, &survey);
+            if ends_us.is_some_and(|ends_us| !is_worth_it(now_us, ends_us, until_us, span >= wait))
+                && !has_changed
+            {
                 continue;
             }
             let is_claimed = matches!(sleep, Sleep::IsOverAndClaimed(_));
             let is_soon = is_claimed && wait <= SHORT_WAIT && waiter.closed.start_us == 0;
-            let limit = match is_soon {
-                true => waiter.plan.charges[binding].limit.clone(),
-                false => self.note_delay(waiter.plan, span, binding, span >= turn.sleep),
-            };
+            let limit = waiter.plan.charges[binding].limit.clone();
             // A time that has hardly moved stays: to write it would cost as much as all the rest.
             let slot_us = now_us.saturating_add(micros(wait));
             let had = waiter.waited.as_ref().filter(|had| had.slot_us.abs_diff(slot_us) <= SLOT_STAYS_US);
-            if ends_us.is_none() || had.is_none_or(|had| had.binding != limit) {
+            if ends_us.is_none() || has_changed || had.is_none_or(|had| had.binding != limit) {
                 let slot_us = had.map_or(slot_us, |had| had.slot_us);
-                slots.push(NewSlot { plan: waiter.plan, slot_us, until_us, binding: limit.clone() });
+                let (binding, parked) = (limit.clone(), turn.parked(waiter.plan));
+                slots.push(NewSlot { plan: waiter.plan, slot_us, until_us, binding, parked });
             }
-            put_off.push(PutOff { index: waiter.index, until_us, sleep: span, is_soon, limit });
+            for line in turn.parked(waiter.plan) {
+                if survey.place_of(waiter.plan, line).is_some_and(|place| !place.is_parked) {
+                    *put_offs.left.entry(line).or_default() += 1;
+                    if turn.has_room(waiter.plan, line) {
+                        have_room.insert(line);
+                    }
+                }
+            }
+            let (index, is_its_turn) = (waiter.index, span >= turn.sleep);
+            put_offs.jobs.push(PutOff { index, until_us, sleep: span, is_soon, limit, binding, is_its_turn });
         }
-        places.retain(|place: &NewPlace<'_>| !never.contains(place.job));
+        put_offs.left.retain(|line, _| have_room.contains(line));
+        places.retain(|place: &NewPlace<'_>| !stays_out.contains(place.job));
         if !slots.is_empty() {
             self.inner.line.write(connection, &slots, &places).await?;
         }
-        Ok(Some(put_off))
+        Ok(Some(put_offs))
+    }
+
+    /// Reports jobs that were put off, when that is written, and calls those who are next where they do not count any more. A sleep that only
+    /// goes on is no delay.
+    pub(crate) async fn have_put_off(&self, plans: &[Plan], sleep: Sleep<'_>, put_offs: &PutOffs) {
+        for one in put_offs.jobs.iter().filter(|one| !one.is_soon) {
+            match sleep {
+                Sleep::GoesOn(_) if one.is_its_turn => self.inner.wakes.push(one.sleep),
+                Sleep::GoesOn(_) => {}
+                Sleep::IsOver | Sleep::IsOverAndClaimed(_) => {
+                    self.note_delay(&plans[one.index], one.sleep, one.binding, one.is_its_turn);
+                }
+            }
+        }
+        self.call_behind(&put_offs.left).await;
+    }
+
+    /// When it is the turn of each; `None` if the store cannot be asked, and for one that never has its turn.
+    async fn turns(
+        &self,
+        waiters: &[Waiter<'_>],
+        limits: &HashMap<Uuid, Option<Limit>>,
+    ) -> Option<Vec<Option<Turn>>> {
+        let answers = self.answers(waiters, limits).await?;
+        let turn = |waiter: &Waiter<'_>| {
+            let asked = (0..).zip(&waiter.plan.charges).filter_map(|(index, charge)| {
+                let limit = limits.get(&charge.line)?.as_ref()?;
+                let answer = answers.get(&(charge.line, probe(limit, charge, waiter.ahead[index])))?;
+                Some((index, limit, answer))
+            });
+            reckon(waiter.plan, &waiter.ahead, &waiter.closed, asked)
+        };
+        Some(waiters.iter().map(turn).collect())
     }
 
     /// The numbers that the charges of these jobs go by.
@@ -281,20 +352,15 @@ fn wait_in_line<'a>(
     }
     let now_us = survey.now_us();
     let closed_us = plan.closable.iter().filter_map(|key| survey.closed.get(key)).max().copied();
+    let start_us = closed_us.map_or(0, |until_us| until_us.saturating_sub(now_us));
     let is_closed = |charge: &PlannedCharge| charge.is_closed_by(|key| survey.closed.contains_key(key));
-    let closed = Closed {
-        start_us: closed_us.map_or(0, |until_us| until_us.saturating_sub(now_us)),
-        binding: plan.charges.iter().position(is_closed).unwrap_or(0),
-    };
+    let closed = Closed::of(plan, start_us, is_closed);
     let waiting = survey.waiting.get(&plan.job).cloned();
-    let own = |charge: &PlannedCharge| survey.ahead_of.get(&plan.job)?.get(&charge.line).copied();
-    let ahead: Vec<u64> = plan
-        .charges
-        .iter()
-        .map(|charge| {
-            own(charge).unwrap_or_else(|| survey.lines.get(&charge.line).map_or(0, |line| line.ahead))
-        })
-        .collect();
+    let ahead = |charge: &PlannedCharge| match survey.place_of(plan, charge.line) {
+        Some(place) => place.ahead,
+        None => survey.lines.get(&charge.line).map_or(0, |line| line.ahead),
+    };
+    let ahead: Vec<u64> = plan.charges.iter().map(ahead).collect();
     if let Some(waiting) = waiting {
         let is_due = waiting.slot_us <= now_us.saturating_add(micros(SHORT_WAIT));
         if (is_due && closed_us.is_none()) || plan.is_given_up(now_us, Some(waiting.since_us)) {
@@ -307,22 +373,88 @@ fn wait_in_line<'a>(
             closed,
             since_us: waiting.since_us,
             waited: Some(waiting),
+            takes: Vec::new(),
         });
     }
     if closed_us.is_none() && ahead.iter().all(|ahead| *ahead == 0) && !denied.contains(&true) {
         return None;
     }
+    let mut takes = Vec::new();
     for (index, (charge, ahead)) in plan.charges.iter().zip(&ahead).enumerate() {
         let is_denied = denied.get(index) == Some(&true);
         if *ahead == 0 && !is_denied && !charge.is_closed_by(|key| survey.closed.contains_key(key)) {
             continue;
         }
-        let line = survey.lines.entry(charge.line).or_default();
-        line.last = line.last.saturating_add(charge.cost);
-        line.ahead = line.ahead.saturating_add(charge.cost);
-        places.push(NewPlace { job: &plan.job, charge, place: line.last });
+        takes.push(charge.line);
+        places.push(survey.take_place(plan, charge));
     }
-    Some(Waiter { index, plan, ahead, closed, since_us: now_us, waited: None })
+    Some(Waiter { index, plan, ahead, closed, since_us: now_us, waited: None, takes })
+}
+
+/// Lets jobs that are put off together count each other where that was not known before their turns were reckoned: one that a limit holds up
+/// takes a place in its line, and one whose place was parked may count again, for those behind it. Answers whether their turns are others now.
+fn count_each_other<'a>(
+    waiters: &mut [Waiter<'a>],
+    turns: &[Option<Turn>],
+    limits: &HashMap<Uuid, Option<Limit>>,
+    survey: &mut Survey,
+    places: &mut Vec<NewPlace<'a>>,
+) -> bool {
+    let waits = |turn: &Option<Turn>| turn.as_ref().is_some_and(|turn| turn.wait > SHORT_WAIT);
+    let mut counted: HashMap<Uuid, Vec<(u64, u64)>> = HashMap::new();
+    for (waiter, turn) in waiters.iter().zip(turns) {
+        let Some(turn) = turn else { continue };
+        for (index, charge) in waiter.plan.charges.iter().enumerate() {
+            let place = survey.place_of(waiter.plan, charge.line).filter(|place| place.is_parked);
+            if let Some(place) = place.filter(|_| !turn.is_parked(index)) {
+                counted.entry(charge.line).or_default().push((place.place, charge.cost));
+            }
+        }
+    }
+    for line in counted.values_mut() {
+        line.sort_unstable();
+        let mut sum = 0_u64;
+        for (_, units) in line.iter_mut() {
+            sum = sum.saturating_add(*units);
+            *units = sum;
+        }
+    }
+    let before = |line: Uuid, place: u64| {
+        let line = counted.get(&line)?;
+        let count = line.partition_point(|(other, _)| *other < place);
+        Some(line[count.checked_sub(1)?].1)
+    };
+    for (line, units) in &counted {
+        let end = survey.lines.entry(*line).or_default();
+        end.ahead = end.ahead.saturating_add(units.last().map_or(0, |(_, sum)| *sum));
+    }
+    let mut are_others = false;
+    for (waiter, turn) in waiters.iter_mut().zip(turns) {
+        let binding = turn.as_ref().filter(|_| waits(turn)).map(|turn| turn.binding);
+        for (index, charge) in waiter.plan.charges.iter().enumerate() {
+            let units = match survey.place_of(waiter.plan, charge.line) {
+                Some(place) => before(charge.line, place.place),
+                None if waiter.takes.contains(&charge.line) => before(charge.line, u64::MAX),
+                None => None,
+            };
+            if let Some(units) = units {
+                waiter.ahead[index] = waiter.ahead[index].saturating_add(units);
+                are_others = true;
+            }
+            let is_counted = limits.get(&charge.line).is_some_and(Option::is_some);
+            let has_place =
+                || survey.place_of(waiter.plan, charge.line).is_some() || waiter.takes.contains(&charge.line);
+            // One that waits for a closed key is called with those in its line when that is opened.
+            let is_held_up = binding == Some(index) || binding.is_some() && waiter.closed.is_of(index);
+            if is_held_up && is_counted && !has_place() {
+                waiter.ahead[index] = survey.lines.get(&charge.line).map_or(0, |line| line.ahead);
+                waiter.takes.push(charge.line);
+                places.push(survey.take_place(waiter.plan, charge));
+                are_others = true;
+            }
+        }
+    }
+    are_others
 }
 
 /// Whether a job that sleeps is to sleep until another time: half of its sleep has passed, or it will not have to be put off again.
@@ -334,7 +466,8 @@ fn is_worth_it(now_us: u64, slept_until_us: u64, until_us: u64, is_its_turn: boo
 /// The cost to ask a limit about, of which there are not more than [`PROBES`].
 fn probe(limit: &Limit, charge: &PlannedCharge, ahead: u64) -> u64 {
     let (probe, capacity) = (limit.turn_probe(charge.cost(), ahead).get(), limit.capacity());
-    if probe > capacity {
+    // Whether the first in line may run now is asked exactly: the last unit that is left is for it.
+    if probe > capacity || ahead == 0 {
         return probe;
     }
     let step = capacity.div_ceil(PROBES).max(1);
@@ -383,7 +516,8 @@ mod tests {
                 assert!(rounded >= exact && rounded <= limit.capacity(), "{limit:?}: {rounded} for {exact}");
                 all.insert(rounded);
             }
-            assert!(all.len() <= 64, "{limit:?}: {} probes", all.len());
+            assert!(all.len() <= 65, "{limit:?}: {} probes", all.len());
+            assert_eq!(probe(&limit, charge, 0), 1, "the first in line is asked about exactly");
         }
         let bucket = Limit::token_bucket("5/s", 5).unwrap();
         let jobs = Jobs::new().job("a", JobPolicy::new().with_limit(bucket));

@@ -39,7 +39,7 @@ impl JobGate {
         }
         let (gate, id) = (&self.inner.tollgate, ChargeId::random());
         let has_leases = plan.charges.iter().any(|charge| charge.is_concurrency);
-        for _ in 0..SENT {
+        for sent in 1..=SENT {
             let answer = match has_leases {
                 true => match gate.acquire_all(&charges).id(id).await {
                     Ok(Ok(permit)) => Ok(Charged::Admitted(self.holding(plan, permit))),
@@ -52,6 +52,8 @@ impl JobGate {
                 }),
             };
             match answer {
+                // The answer may be lost, and not the charge: one under another id, when the job comes again, would be a second.
+                Ok(Charged::Denied(decision)) if sent < SENT && is_of_outage(&decision) => continue,
                 Ok(charged) => return charged,
                 Err(error) if error.is_transient() || error.is_ambiguous() => continue,
                 Err(error) => {
@@ -88,6 +90,11 @@ impl JobGate {
     }
 }
 
+/// Whether a denial is not the store's.
+fn is_of_outage(decision: &Decision) -> bool {
+    decision.outcomes().iter().any(|outcome| outcome.source().is_fallback())
+}
+
 /// What a denial means: of the limits that deny, the strictest behaviour decides. One that only an outage made is a delay.
 pub(super) fn judge(plan: &Plan, decision: &Decision) -> Denial {
     let outcomes = decision.outcomes().iter().zip(&plan.charges).enumerate();
@@ -120,8 +127,15 @@ pub(super) fn judge(plan: &Plan, decision: &Decision) -> Denial {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use parking_lot::Mutex;
+    use sqlx::postgres::PgPool;
     use tollgate::store::{
-        Charged as StoreCharged, Failure, Hold, Store, StoreError, StoreFuture, StoredCharge, StoredLimit,
+        Charged as StoreCharged, Failure, Hold, MemoryOptions, MemoryStore, Store, StoreError, StoreFuture,
+        StoredCharge, StoredLimit,
     };
     use tollgate::{Fallback, Policy, Settled, Settlement, Tollgate, TollgateBuilder};
 
@@ -207,5 +221,59 @@ mod tests {
         let denial =
             judged([OnExceeded::Reject, OnExceeded::Skip, OnExceeded::Delay], [false; 3], nowhere).await;
         assert!(matches!(denial, Denial::Outage(wait) if wait <= OUTAGE_WAIT_LONGEST));
+    }
+
+    /// A memory store that charges, and loses its first answers.
+    struct Forgetful {
+        memory: MemoryStore,
+        lost: AtomicUsize,
+        ids: Arc<Mutex<Vec<ChargeId>>>,
+    }
+
+    impl Store for Forgetful {
+        fn charge<'a>(
+            &'a self,
+            charges: &'a [StoredCharge<'a>],
+            hold: Option<Hold>,
+        ) -> StoreFuture<'a, StoreCharged> {
+            Box::pin(async move {
+                self.ids.lock().extend(hold.map(|hold| hold.id));
+                let charged = Store::charge(&self.memory, charges, hold).await;
+                match self.lost.fetch_sub(1, Ordering::SeqCst) {
+                    1.. => Err(StoreError::failed(Failure::Timeout, "its answer is lost").ambiguous()),
+                    0 => charged,
+                }
+            })
+        }
+        fn settle<'a>(&'a self, id: ChargeId, settlement: &'a Settlement) -> StoreFuture<'a, Settled> {
+            Store::settle(&self.memory, id, settlement)
+        }
+        fn peek<'a>(&'a self, charges: &'a [StoredCharge<'a>]) -> StoreFuture<'a, StoreCharged> {
+            Store::peek(&self.memory, charges)
+        }
+        fn forget<'a>(&'a self, limit: &'a StoredLimit, key: &'a str) -> StoreFuture<'a, bool> {
+            Store::forget(&self.memory, limit, key)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_charge_whose_answers_are_lost_is_sent_again_under_its_id() {
+        let ids = Arc::<Mutex<Vec<ChargeId>>>::default();
+        let store = Forgetful {
+            memory: MemoryStore::new(MemoryOptions::default()),
+            lost: AtomicUsize::new(2),
+            ids: ids.clone(),
+        };
+        let jobs = Jobs::new().job("a", JobPolicy::new().with_rate_limit(1, HOUR).concurrency(1));
+        let plan = Plan::of(&jobs, &Job::new("1", "a", "q"), |_| false).unwrap();
+        let tollgate = Tollgate::builder().store(store).fallback(Fallback::Closed).build().unwrap();
+        let pool = PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/nothing").unwrap();
+        let gate = JobGate::builder(tollgate, pool).jobs(jobs).attach().unwrap();
+        let charged = gate.charge(&plan).await;
+        assert!(matches!(charged, Charged::Admitted(_)), "both limits have room for one");
+        let ids = ids.lock().clone();
+        assert_eq!((ids.len(), ids.iter().collect::<HashSet<_>>().len()), (3, 1), "{ids:?}");
+        let used = gate.tollgate().status("jobs.type.a", "job:a").await.unwrap().used();
+        assert_eq!(used, 1, "it is charged once");
     }
 }

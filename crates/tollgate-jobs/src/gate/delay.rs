@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::charge::{Charged, Denial, judge};
 use super::turn::{Turn, jitter, micros};
-use super::{JobGate, OUTAGE_WAIT, SHORT_WAIT};
+use super::{JobGate, OUTAGE_WAIT, OUTAGE_WAIT_LONGEST, SHORT_WAIT};
 use crate::decision::{Delay, JobDecision};
 use crate::limits::OnExceeded;
 use crate::line::{Look, Taken};
@@ -26,36 +26,45 @@ impl<'a> Over<'a> {
 
 impl JobGate {
     /// Closes the key of a job whose remote side asked for that, and puts the job off, whatever its limits do with jobs that are over them: they
-    /// have let it run. It stands in line like all others that wait for the key, and is called with them when somebody opens it.
+    /// have let it run. It stands in line like all others that wait for the key, and is called with them when somebody opens it. Where no key is
+    /// that of its type alone, the job waits alone.
     #[cfg(feature = "apalis")]
     pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
         let (retry_after, mut limit) = (retry_after.min(crate::limits::LONGEST_SLEEP), String::new());
-        if let Some((plan, charge)) = plan.and_then(|plan| Some((plan, plan.charges.first()?))) {
-            limit.clone_from(&charge.limit);
-            let key = crate::plan::closable(charge.key());
+        if let Some((plan, closing)) = plan.and_then(|plan| Some((plan, plan.closed_by_remote.as_ref()?))) {
+            limit.clone_from(&closing.limit);
             let line = &self.inner.line;
-            match line.close(key, &charge.label, retry_after, crate::line::REMOTE_SIDE).await {
-                Ok(()) => {
+            match line.close(closing.name, &closing.label, retry_after, crate::line::REMOTE_SIDE).await {
+                Ok(_) => {
                     if let JobDecision::Delay(delay) = self.decide(&plan.that_waits()).await {
                         return delay;
                     }
                 }
-                Err(error) => tracing::warn!(%error, key = charge.label, "a key cannot be closed"),
+                Err(error) => tracing::warn!(%error, key = closing.label, "a key cannot be closed"),
             }
         }
         self.inner.wakes.push(retry_after);
         Delay { wait: retry_after, until_us: None, limit }
     }
 
-    /// Writes when a job expects its turn, and puts it off until then, or as long as it may sleep.
-    pub(super) async fn delay(&self, plan: &Plan, look: &Look, turn: Turn) -> JobDecision {
+    /// Writes when a job expects its turn, and puts it off until then, or as long as it may sleep. If it was in line before, those who are next
+    /// where another limit holds it up are called.
+    pub(super) async fn delay(&self, plan: &Plan, look: &Look, turn: Turn, was_in_line: bool) -> JobDecision {
         let now_us = look.now_us();
         let slot_us = now_us.saturating_add(micros(turn.wait));
         let sleep = turn.sleep(plan, now_us, look.since_us);
         let until_us = now_us.saturating_add(micros(sleep));
         let charge = &plan.charges[turn.binding];
-        if let Err(error) = self.inner.line.set_slot(&plan.job, slot_us, until_us, &charge.limit).await {
-            tracing::warn!(%error, "a slot cannot be written; the job keeps its place as long as that lasts");
+        let parked = turn.parked(plan);
+        match self.inner.line.set_slot(&plan.job, slot_us, until_us, &charge.limit, &parked).await {
+            Ok(()) if was_in_line => {
+                let left = parked.into_iter().filter(|line| turn.has_room(plan, *line));
+                self.call_behind(&left.map(|line| (line, 1)).collect()).await;
+            }
+            Ok(()) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a slot cannot be written; the job keeps its place as long as that lasts");
+            }
         }
         self.delayed(plan, sleep, Some(until_us), turn.binding, sleep >= turn.sleep)
     }
@@ -81,8 +90,11 @@ impl JobGate {
 
     /// Puts a job off that has no place in line.
     pub(super) fn put_off(&self, plan: &Plan, wait: Duration, binding: usize) -> JobDecision {
-        let wait = wait.max(SHORT_WAIT).min(plan.max_delay);
-        let wait = wait.saturating_add(jitter(&plan.job, wait / 4)).min(plan.max_delay);
+        let wait = wait.max(SHORT_WAIT);
+        let most =
+            if wait > OUTAGE_WAIT_LONGEST { plan.max_delay } else { plan.max_delay.min(OUTAGE_WAIT_LONGEST) };
+        let spread = wait.min(most) / 4;
+        let wait = wait.min(most.saturating_sub(spread)).saturating_add(jitter(&plan.job, spread));
         self.delayed(plan, wait, None, binding, true)
     }
 

@@ -1,5 +1,6 @@
 //! What a gate does beside deciding: calls waiting jobs, sets gauges and removes what was left behind.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -16,6 +17,10 @@ const AGAIN_TIMES: usize = 12;
 /// The pause before jobs are called again that a worker had in its hands; it doubles up to the longest. And how often that is tried.
 const IN_HANDS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 const IN_HANDS_TIMES: usize = 30;
+
+/// How many of those in line are called for each job before them that does not count any more, and how many at most.
+const CALLED_FOR_EACH: usize = 10;
+const MOST_CALLED: usize = 1_000;
 
 /// How long a place is kept whose time has passed.
 const RETENTION: Duration = Duration::from_secs(86_400);
@@ -103,8 +108,20 @@ impl JobGate {
 
     /// Calls the first jobs of these lines: something was released.
     pub(crate) async fn call_next(&self, lines: &[Uuid]) {
+        self.call_first(lines, 1).await;
+    }
+
+    /// Calls those who are next in these lines, whose limits have room and in each of which so many jobs do not count any more. What held
+    /// those up may hold up the next, too, so that more are called than may run.
+    pub(super) async fn call_behind(&self, left: &BTreeMap<Uuid, usize>) {
+        let Some(most) = left.values().max() else { return };
+        let lines: Vec<Uuid> = left.keys().copied().collect();
+        self.call_first(&lines, most.saturating_mul(CALLED_FOR_EACH).min(MOST_CALLED)).await;
+    }
+
+    async fn call_first(&self, lines: &[Uuid], count: usize) {
         let Some(wake) = self.wake() else { return };
-        match self.inner.line.next(lines).await {
+        match self.inner.line.next(lines, i32::try_from(count).unwrap_or(i32::MAX)).await {
             Ok(jobs) if jobs.is_empty() => {}
             Ok(jobs) => match wake.wake(&jobs).await {
                 Ok(_) => self.inner.wakes.push(Duration::ZERO),

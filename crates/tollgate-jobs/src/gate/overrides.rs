@@ -151,7 +151,7 @@ impl JobGate {
 }
 
 /// The limits that jobs charge.
-fn charged(jobs: &JobsConfig) -> BTreeSet<String> {
+pub(super) fn charged(jobs: &JobsConfig) -> BTreeSet<String> {
     let own = jobs.scopes().flat_map(|(scope, limits)| limits.named(scope)).map(|(name, _)| name);
     let shared = jobs.scopes().flat_map(|(_, limits)| limits.limits.iter().cloned());
     own.chain(shared).collect()

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tollgate::Key;
+use tollgate::config::{excerpt, nearest};
 use uuid::Uuid;
 
 use super::JobGate;
@@ -39,9 +40,11 @@ pub struct JobStatus {
 impl JobGate {
     /// Closes a key for some time, for all workers: no job that is charged to it starts. A key that is closed already stays
     /// closed for the longer of both, of 366 days at most. `key` is `job:<type>`, `queue:<name>`, `global`, one value of what splits them
-    /// (`job:<type>:<tenant>`), or the key of a limit that jobs share.
-    pub async fn close(&self, key: &str, wait: Duration) -> Result<(), Error> {
+    /// (`job:<type>:<tenant>`), or the key of a limit that jobs share. A type or a queue that no policy names is an error. Answers for how long it
+    /// is closed now.
+    pub async fn close(&self, key: &str, wait: Duration) -> Result<Duration, Error> {
         let (name, label) = closing(key)?;
+        self.inner.jobs.read().config().check_key(key)?;
         if wait > LONGEST_SLEEP {
             let days = LONGEST_SLEEP.as_secs() / 86_400;
             return Err(Error::new(format!(
@@ -119,6 +122,25 @@ impl JobGate {
             .closed()
             .await
             .map_err(|error| Error::database("reading which keys are closed", error))
+    }
+}
+
+impl JobsConfig {
+    /// Whether jobs may have this key. One of a type or a queue that no policy names is an error with those that are known: nothing would be
+    /// charged to it.
+    pub fn check_key(&self, key: &str) -> Result<(), Error> {
+        let key = Key::parse(key).map_err(|error| Error::new(format!("a key of jobs: {error}")))?;
+        let known: Vec<Key<'_>> = self.scopes().filter_map(|(scope, _)| scope.key().ok()).collect();
+        let is_same = |one: &Key<'_>| one.namespace() == key.namespace() && one.key() == key.key();
+        if !matches!(&*key.namespace(), "job" | "queue") || known.iter().any(is_same) {
+            return Ok(());
+        }
+        let names = known.iter().map(|key| key.canonical());
+        let fix = match nearest(key.canonical(), names.clone()) {
+            Some(guess) => format!("did you mean {guess}?"),
+            None => format!("known: {}", names.collect::<Vec<_>>().join(", ")),
+        };
+        Err(Error::new(format!("no policy of jobs has the key {}; {fix}", excerpt(key.canonical()))))
     }
 }
 

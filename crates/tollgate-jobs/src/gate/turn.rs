@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tollgate::{Allowance, Charge, Key, Limit, Outcome};
 use tollgate_kernel::{self as kernel, Micros};
+use uuid::Uuid;
 
-use super::{JobGate, OUTAGE_WAIT};
+use super::{JobGate, OUTAGE_WAIT, SHORT_WAIT};
 use crate::line::Look;
 use crate::plan::{Plan, PlannedCharge, closable};
 
@@ -14,6 +15,9 @@ use crate::plan::{Plan, PlannedCharge, closable};
 const LEASE_WAIT: Duration = Duration::from_secs(1);
 const LEASE_WAIT_EACH: Duration = Duration::from_millis(100);
 
+/// From which wait on places are parked: shorter ones are over before anybody is held up by them.
+const PARKED_FROM: Duration = Duration::from_secs(2);
+
 /// How long a job has to wait for its turn.
 pub(super) struct Turn {
     /// As the limits reckon it, and as long as it sleeps at most.
@@ -21,15 +25,15 @@ pub(super) struct Turn {
     pub(super) sleep: Duration,
     /// Which charge makes it so long.
     pub(super) binding: usize,
+    /// How long each charge alone would make it wait; what is not there makes it wait as long as all together.
+    pub(super) own: Vec<Duration>,
 }
 
 impl JobGate {
     /// When it is the turn of a job, from one peek at all its limits; `None` if it never can be.
     pub(super) async fn turn(&self, plan: &Plan, look: &Look) -> Option<Turn> {
-        let closed = Closed {
-            start_us: look.closed_us.map_or(0, |until_us| until_us.saturating_sub(look.now_us())),
-            binding: plan.charges.iter().position(|charge| charge.is_closed(&look.closed)).unwrap_or(0),
-        };
+        let start_us = look.closed_us.map_or(0, |until_us| until_us.saturating_sub(look.now_us()));
+        let closed = Closed::of(plan, start_us, |charge| charge.is_closed(&look.closed));
         let closed = closed.while_blocked(self.blocked(plan), plan);
         let limits: Vec<(usize, Limit)> =
             (0..).zip(&plan.charges).filter_map(|(i, c)| Some((i, self.numbers(c)?))).collect();
@@ -46,11 +50,13 @@ impl JobGate {
             let mut turn = closed.turn();
             turn.wait = turn.wait.max(OUTAGE_WAIT);
             turn.sleep = turn.wait;
+            // Which limit holds it up is not known.
+            turn.own.clear();
             return Some(turn);
         };
         let outcomes = decision.outcomes().iter().map(Outcome::numbers);
         let answers = limits.iter().zip(outcomes).map(|((index, limit), outcome)| (*index, limit, outcome));
-        reckon(plan, &look.ahead, closed, answers)
+        reckon(plan, &look.ahead, &closed, answers)
     }
 
     /// Which charge of a job meets a blocked key.
@@ -86,25 +92,41 @@ impl JobGate {
     }
 }
 
-/// Until when a key of a job is closed, from now, and which of its charges that is.
-#[derive(Clone, Copy)]
+/// Until when a key of a job is closed, from now, and which of its charges are charged to it.
+#[derive(Clone)]
 pub(super) struct Closed {
     pub(super) start_us: u64,
-    pub(super) binding: usize,
+    binding: usize,
+    charges: Vec<bool>,
 }
 
 impl Closed {
+    /// The same of a plan, with the charges that are charged to a closed key.
+    pub(super) fn of(plan: &Plan, start_us: u64, is_closed: impl Fn(&PlannedCharge) -> bool) -> Closed {
+        let charges: Vec<bool> = plan.charges.iter().map(is_closed).collect();
+        let binding = charges.iter().position(|is_closed| *is_closed).unwrap_or(0);
+        Closed { start_us, binding, charges }
+    }
+
     /// The same, if this charge meets a blocked key: for as long as the job may sleep. No time is known, and a job that waits is called when the
     /// key is no longer blocked.
-    pub(super) fn while_blocked(self, blocked: Option<usize>, plan: &Plan) -> Closed {
+    pub(super) fn while_blocked(mut self, blocked: Option<usize>, plan: &Plan) -> Closed {
         let Some(binding) = blocked else { return self };
-        Closed { start_us: self.start_us.max(micros(plan.max_delay).saturating_add(1)), binding }
+        self.charges[binding] = true;
+        let start_us = self.start_us.max(micros(plan.max_delay).saturating_add(1));
+        Closed { start_us, binding, charges: self.charges }
+    }
+
+    /// Whether the key of this charge is closed or blocked.
+    pub(super) fn is_of(&self, index: usize) -> bool {
+        self.charges.get(index) == Some(&true)
     }
 
     /// The turn of a job that waits for nothing else.
-    fn turn(self) -> Turn {
+    fn turn(&self) -> Turn {
         let wait = Duration::from_micros(self.start_us);
-        Turn { wait, sleep: wait, binding: self.binding }
+        let own = |is_closed: &bool| if *is_closed { wait } else { Duration::ZERO };
+        Turn { wait, sleep: wait, binding: self.binding, own: self.charges.iter().map(own).collect() }
     }
 }
 
@@ -112,14 +134,15 @@ impl Closed {
 pub(super) fn reckon<'a>(
     plan: &Plan,
     ahead: &[u64],
-    closed: Closed,
+    closed: &Closed,
     answers: impl IntoIterator<Item = (usize, &'a Limit, &'a kernel::Outcome)>,
 ) -> Option<Turn> {
     let mut turn = closed.turn();
     for (index, limit, outcome) in answers {
         let (charge, ahead) = (&plan.charges[index], ahead[index]);
-        let wait = limit.turn(outcome, charge.cost(), ahead, Micros::new(closed.start_us))?;
-        let wait = Duration::from(wait);
+        let after = |start_us| limit.turn(outcome, charge.cost(), ahead, Micros::new(start_us));
+        let wait = Duration::from(after(closed.start_us)?);
+        turn.own[index] = turn.own[index].max(Duration::from(after(0)?));
         // A lease ends when its run does, which nobody knows.
         let sleep = match charge.is_concurrency {
             true => wait
@@ -137,6 +160,25 @@ pub(super) fn reckon<'a>(
 }
 
 impl Turn {
+    /// Whether the job's place in the line of this charge is parked: another limit makes it wait at least twice as long, so that those behind it
+    /// there are not to wait for it.
+    pub(super) fn is_parked(&self, index: usize) -> bool {
+        let own = self.own.get(index).copied().unwrap_or(self.wait);
+        self.wait >= PARKED_FROM && own <= self.wait / 2
+    }
+
+    /// The lines in which its place is parked.
+    pub(super) fn parked(&self, plan: &Plan) -> Vec<Uuid> {
+        let charges = plan.charges.iter().enumerate().filter(|(index, _)| self.is_parked(*index));
+        charges.map(|(_, charge)| charge.line).collect()
+    }
+
+    /// Whether the limit of a line has room for the job now: where its place is parked, the next in line may run instead.
+    pub(super) fn has_room(&self, plan: &Plan, line: Uuid) -> bool {
+        let index = plan.charges.iter().position(|charge| charge.line == line);
+        index.and_then(|index| self.own.get(index)).is_some_and(|own| *own <= SHORT_WAIT)
+    }
+
     /// How long a job sleeps that waits since `since_us`: until its turn, at most as long as it may, and not beyond the time at which
     /// it gives up.
     pub(super) fn sleep(&self, plan: &Plan, now_us: u64, since_us: Option<u64>) -> Duration {

@@ -6,18 +6,48 @@ $$ select set_config('synchronous_commit', 'off', true) $$;
 create or replace function {prefix}job_now_us() returns bigint language sql volatile as
 $$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $$;
 
--- What stands before a job at each key. Places whose slot passed more than p_grace ago do not count: nobody takes them.
+-- The units that go before a place of a line, or before one at its end. Places that are parked do not count, and those whose slot passed before
+-- p_after_us do not either: nobody takes them.
+create or replace function {prefix}job_units_before(p_key uuid, p_place bigint, p_units bigint, p_after_us bigint)
+returns bigint language plpgsql volatile as $$
+declare
+  v_first bigint;
+  v_end bigint := p_place - p_units;
+  v_count bigint;
+  v_sum bigint;
+begin
+  select l.place - l.units into v_first from {prefix}job_line l
+    where l.key = p_key and not l.parked and l.slot_us > p_after_us order by l.place limit 1;
+  if v_end is null then
+    select l.place into v_end from {prefix}job_line l where l.key = p_key and not l.parked order by l.place desc limit 1;
+  end if;
+  if v_first is null or v_end <= v_first then
+    return 0;
+  end if;
+  -- Places that were left between two others are counted by the difference; where the line is short, they are not. Parked ones never are.
+  if v_end - v_first > 1000 and not exists (select from {prefix}job_line l where l.key = p_key and l.parked and l.place <= v_end) then
+    return v_end - v_first;
+  end if;
+  select count(*), coalesce(sum(n.units), 0) into v_count, v_sum from (
+    select l.units from {prefix}job_line l where l.key = p_key and not l.parked and l.slot_us > p_after_us and l.place <= v_end
+    order by l.place limit 1001) as n;
+  if v_count <= 1000 then
+    return v_sum;
+  end if;
+  select coalesce(sum(l.units), 0) into v_sum from {prefix}job_line l
+    where l.key = p_key and l.parked and l.place > v_first and l.place <= v_end;
+  return greatest(v_end - v_first - v_sum, v_count);
+end $$;
+
+-- What stands before a job at each key.
 create or replace function {prefix}job_look(
   p_job text, p_keys uuid[], p_closed uuid[], p_grace bigint,
   out now_us bigint, out closed_us bigint, out closed uuid[], out since_us bigint, out slot_us bigint, out until_us bigint, out delays integer, out ahead bigint[]
 ) language plpgsql volatile as $$
 declare
   v_key uuid;
-  v_before bigint;
-  v_last bigint;
   v_place bigint;
   v_units bigint;
-  v_ahead bigint;
 begin
   now_us := {prefix}job_now_us();
   select max(c.until_us), array_agg(c.key) into closed_us, closed from {prefix}job_closed c where c.key = any(p_closed) and c.until_us > now_us;
@@ -26,19 +56,7 @@ begin
   ahead := '{}';
   foreach v_key in array p_keys loop
     select l.place, l.units into v_place, v_units from {prefix}job_line l where l.job = p_job and l.key = v_key;
-    select l.place - l.units into v_before from {prefix}job_line l
-      where l.key = v_key and l.slot_us > now_us - p_grace order by l.place limit 1;
-    v_last := null;
-    if v_place is null then
-      select l.place into v_last from {prefix}job_line l where l.key = v_key order by l.place desc limit 1;
-    end if;
-    v_ahead := greatest(coalesce(v_last, v_place - v_units, 0) - coalesce(v_before, coalesce(v_last, v_place - v_units, 0)), 0);
-    -- Places that were left between two others are counted by the difference; where the line is short, they are not.
-    if v_ahead between 1 and 1000 then
-      select coalesce(sum(l.units), 0) into v_ahead from {prefix}job_line l
-        where l.key = v_key and l.place < coalesce(v_place, v_last + 1) and l.slot_us > now_us - p_grace;
-    end if;
-    ahead := ahead || v_ahead;
+    ahead := ahead || {prefix}job_units_before(v_key, v_place, v_units, now_us - p_grace);
   end loop;
 end $$;
 
@@ -83,11 +101,11 @@ begin
     from {prefix}job_look(p_job, p_keys, p_closed, p_grace) as l;
 end $$;
 
--- Writes when a job expects its turn, and until when it sleeps.
-create or replace function {prefix}job_slot(p_job text, p_slot_us bigint, p_until_us bigint, p_binding text) returns void
+-- Writes when a job expects its turn, until when it sleeps, and in which lines its place is parked.
+create or replace function {prefix}job_slot(p_job text, p_slot_us bigint, p_until_us bigint, p_binding text, p_parked uuid[]) returns void
 language sql volatile as $$
   select {prefix}job_without_flush();
-  update {prefix}job_line set slot_us = p_slot_us where job = p_job;
+  update {prefix}job_line set slot_us = p_slot_us, parked = (key = any(p_parked)) where job = p_job;
   update {prefix}job_waiting set slot_us = p_slot_us, until_us = p_until_us, delays = delays + 1, binding = p_binding
     where job = p_job;
 $$;
@@ -109,10 +127,10 @@ create or replace function {prefix}job_leave(p_job text) returns void language s
   delete from {prefix}job_waiting where job = p_job;
 $$;
 
--- The first jobs of these lines.
+-- The first jobs of these lines whose places count.
 create or replace function {prefix}job_next(p_keys uuid[], p_count integer) returns setof text language sql stable as $$
   select distinct n.job from unnest(p_keys) as k(key)
-    cross join lateral (select l.job from {prefix}job_line l where l.key = k.key order by l.place limit p_count) as n
+    cross join lateral (select l.job from {prefix}job_line l where l.key = k.key and not l.parked order by l.place limit p_count) as n
 $$;
 
 -- The jobs that wait, in the order of their slots, behind one of them. Which of them sleep, the framework knows.
@@ -174,53 +192,58 @@ $$;
 create or replace function {prefix}job_line_ends(p_keys uuid[], p_grace bigint)
 returns table (key uuid, last bigint, ahead bigint) language sql volatile as $$
   with ends as materialized (
-    select k.key, (select l.place from {prefix}job_line l where l.key = k.key order by l.place desc limit 1) as last,
-      (select l.place - l.units from {prefix}job_line l
-        where l.key = k.key and l.slot_us > {prefix}job_now_us() - p_grace order by l.place limit 1) as before
+    select k.key, (select l.place from {prefix}job_line l where l.key = k.key order by l.place desc limit 1) as last
     from unnest(p_keys) as k(key)
   )
-  select e.key, e.last, case
-      when e.before is null then 0
-      when e.last - e.before <= 1000 then (select coalesce(sum(l.units), 0)::bigint from {prefix}job_line l
-        where l.key = e.key and l.slot_us > {prefix}job_now_us() - p_grace)
-      else e.last - e.before end
-    from ends e where e.last is not null
+  select e.key, e.last, {prefix}job_units_before(e.key, null, null, {prefix}job_now_us() - p_grace) from ends e where e.last is not null
 $$;
 
--- What stands before each of these jobs in each line that it stands in.
-create or replace function {prefix}job_ahead_of(p_jobs text[], p_grace bigint)
-returns table (job text, key uuid, ahead bigint) language sql volatile as $$
+-- Each of these jobs in each line that it stands in: its place, whether it is parked there, and what stands before it, reckoned in the same way.
+drop function if exists {prefix}job_ahead_of(text[], bigint);
+create function {prefix}job_ahead_of(p_jobs text[], p_grace bigint)
+returns table (job text, key uuid, place bigint, parked boolean, ahead bigint) language sql volatile as $$
   with own as materialized (
-    select l.job, l.key, l.place, l.units from {prefix}job_line l where l.job = any(p_jobs)
+    select l.job, l.key, l.place, l.units, l.parked from {prefix}job_line l where l.job = any(p_jobs)
   ), lines as materialized (
     select k.key, (select l.place - l.units from {prefix}job_line l
-        where l.key = k.key and l.slot_us > {prefix}job_now_us() - p_grace order by l.place limit 1) as before,
-      (select l.place from {prefix}job_line l where l.key = k.key order by l.place desc limit 1) as last
+        where l.key = k.key and not l.parked and l.slot_us > {prefix}job_now_us() - p_grace order by l.place limit 1) as before,
+      (select l.place from {prefix}job_line l where l.key = k.key and not l.parked order by l.place desc limit 1) as last,
+      exists (select from {prefix}job_line l where l.key = k.key and l.parked) as has_parked
     from (select distinct o.key from own o) as k
   ), summed as materialized (
-    select l.key, l.place, sum(l.units) filter (where l.slot_us > {prefix}job_now_us() - p_grace)
+    select l.key, l.place, sum(l.units) filter (where not l.parked and l.slot_us > {prefix}job_now_us() - p_grace)
         over (partition by l.key order by l.place rows between unbounded preceding and 1 preceding) as ahead
-    from {prefix}job_line l where l.key in (select s.key from lines s where s.last - s.before <= 1000)
+    from {prefix}job_line l where l.key in (select s.key from lines s where s.last - s.before <= 1000 or s.has_parked)
   )
-  select o.job, o.key, coalesce(s.ahead, greatest(o.place - o.units - coalesce(n.before, o.place), 0))::bigint
+  select o.job, o.key, o.place, o.parked,
+      coalesce(s.ahead, case when s.key is null then greatest(o.place - o.units - coalesce(n.before, o.place), 0) end, 0)::bigint
     from own o join lines n on n.key = o.key left join summed s on s.key = o.key and s.place = o.place
 $$;
 
--- Puts many jobs off: when each expects its turn and until when it sleeps, and the places of those that come anew. The caller has
--- locked the lines.
+-- Puts many jobs off: when each expects its turn and until when it sleeps, the places of those that come anew, and which of all their places are
+-- parked. The caller has locked the lines.
 create or replace function {prefix}job_put_off(
   p_jobs text[], p_queues text[], p_types text[], p_slots_us bigint[], p_untils_us bigint[], p_bindings text[],
-  p_place_jobs text[], p_keys uuid[], p_places bigint[], p_labels text[], p_units bigint[]
+  p_place_jobs text[], p_keys uuid[], p_places bigint[], p_labels text[], p_units bigint[],
+  p_parked_jobs text[], p_parked_keys uuid[]
 ) returns void language sql volatile as $$
   insert into {prefix}job_waiting as w (job, queue, job_type, since_us, slot_us, until_us, delays, binding)
     select u.job, u.queue, u.job_type, {prefix}job_now_us(), u.slot_us, u.until_us, 1, u.binding
     from unnest(p_jobs, p_queues, p_types, p_slots_us, p_untils_us, p_bindings) as u(job, queue, job_type, slot_us, until_us, binding)
     on conflict (job) do update set slot_us = excluded.slot_us, until_us = excluded.until_us, delays = w.delays + 1, binding = excluded.binding;
-  update {prefix}job_line l set slot_us = u.slot_us from unnest(p_jobs, p_slots_us) as u(job, slot_us)
-    where l.job = u.job and l.slot_us <> u.slot_us;
-  insert into {prefix}job_line (key, place, job, label, units, slot_us)
-    select n.key, n.place, n.job, n.label, n.units, u.slot_us
+  with parked as materialized (
+    select p.job, p.key from unnest(p_parked_jobs, p_parked_keys) as p(job, key)
+  ), changed as materialized (
+    select l.job, l.key, u.slot_us, p.job is not null as parked
+    from unnest(p_jobs, p_slots_us) as u(job, slot_us) join {prefix}job_line l on l.job = u.job
+      left join parked p on p.job = l.job and p.key = l.key
+    where l.slot_us <> u.slot_us or l.parked <> (p.job is not null)
+  )
+  update {prefix}job_line l set slot_us = c.slot_us, parked = c.parked from changed c where l.job = c.job and l.key = c.key;
+  insert into {prefix}job_line (key, place, job, label, units, slot_us, parked)
+    select n.key, n.place, n.job, n.label, n.units, u.slot_us, p.job is not null
     from unnest(p_place_jobs, p_keys, p_places, p_labels, p_units) as n(job, key, place, label, units)
       join unnest(p_jobs, p_slots_us) as u(job, slot_us) on u.job = n.job
+      left join unnest(p_parked_jobs, p_parked_keys) as p(job, key) on p.job = n.job and p.key = n.key
     on conflict do nothing;
 $$;

@@ -21,8 +21,18 @@ pub(crate) struct Survey {
     pub(crate) closed: HashMap<Uuid, u64>,
     /// Those of them that wait.
     pub(crate) waiting: HashMap<String, Waits>,
-    /// The units ahead of each that waits, by line.
-    pub(crate) ahead_of: HashMap<String, HashMap<Uuid, u64>>,
+    /// The places of each that waits, by line.
+    pub(crate) places_of: HashMap<String, HashMap<Uuid, Place>>,
+}
+
+/// A place that a job has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) place: u64,
+    /// Whether it does not count for those behind it.
+    pub(crate) is_parked: bool,
+    /// The units ahead of it.
+    pub(crate) ahead: u64,
 }
 
 /// The end of a line: its last place, and the units that stand in it.
@@ -53,9 +63,24 @@ pub(crate) struct NewSlot<'a> {
     pub(crate) slot_us: u64,
     pub(crate) until_us: u64,
     pub(crate) binding: String,
+    /// The lines in which its place is parked.
+    pub(crate) parked: Vec<Uuid>,
 }
 
 impl Survey {
+    /// The place that a job has in a line.
+    pub(crate) fn place_of(&self, plan: &Plan, line: Uuid) -> Option<&Place> {
+        self.places_of.get(&plan.job)?.get(&line)
+    }
+
+    /// The place that a job takes at the end of a line.
+    pub(crate) fn take_place<'a>(&mut self, plan: &'a Plan, charge: &'a PlannedCharge) -> NewPlace<'a> {
+        let line = self.lines.entry(charge.line).or_default();
+        line.last = line.last.saturating_add(charge.cost);
+        line.ahead = line.ahead.saturating_add(charge.cost);
+        NewPlace { job: &plan.job, charge, place: line.last }
+    }
+
     /// The database's clock now.
     pub(crate) fn now_us(&self) -> u64 {
         self.now_us.saturating_add(u64::try_from(self.at.elapsed().as_micros()).unwrap_or(u64::MAX))
@@ -126,13 +151,17 @@ impl Line {
         let waiting = "select job, since_us, slot_us, binding from {prefix}job_waiting where job = any($1)";
         let waiting: Vec<(String, i64, i64, String)> =
             sqlx::query_as(self.sql(waiting)).bind(&jobs).fetch_all(&mut *connection).await?;
-        let mut ahead_of: HashMap<String, HashMap<Uuid, u64>> = HashMap::new();
+        let mut places_of: HashMap<String, HashMap<Uuid, Place>> = HashMap::new();
         if !waiting.is_empty() {
-            let places = sqlx::query_as(self.sql("select job, key, ahead from {prefix}job_ahead_of($1, $2)"));
-            let places: Vec<(String, Uuid, i64)> =
-                places.bind(&jobs).bind(micros(GRACE)).fetch_all(&mut *connection).await?;
-            for (job, key, ahead) in places {
-                ahead_of.entry(job).or_default().insert(key, unsigned(ahead));
+            let places = "select job, key, place, parked, ahead from {prefix}job_ahead_of($1, $2)";
+            let places: Vec<(String, Uuid, i64, bool, i64)> = sqlx::query_as(self.sql(places))
+                .bind(&jobs)
+                .bind(micros(GRACE))
+                .fetch_all(&mut *connection)
+                .await?;
+            for (job, key, place, is_parked, ahead) in places {
+                let place = Place { place: unsigned(place), is_parked, ahead: unsigned(ahead) };
+                places_of.entry(job).or_default().insert(key, place);
             }
         }
         let end = |(key, last, ahead)| (key, LineEnd { last: unsigned(last), ahead: unsigned(ahead) });
@@ -145,7 +174,7 @@ impl Line {
             lines: ends.into_iter().map(end).collect(),
             closed: closed.into_iter().map(|(key, until_us)| (key, unsigned(until_us))).collect(),
             waiting: waiting.into_iter().map(waits).collect(),
-            ahead_of,
+            places_of,
         })
     }
 
@@ -159,7 +188,12 @@ impl Line {
         fn each<'a, T: 'a, V>(of: &'a [T], value: impl Fn(&'a T) -> V) -> Vec<V> {
             of.iter().map(value).collect()
         }
-        let text = "select {prefix}job_put_off($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+        let text = "select {prefix}job_put_off($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+        let parked = slots.iter().flat_map(|slot| {
+            let job = slot.plan.job.as_str();
+            slot.parked.iter().map(move |line| (job, *line))
+        });
+        let (parked_jobs, parked_lines): (Vec<&str>, Vec<Uuid>) = parked.unzip();
         sqlx::query(self.sql(text))
             .bind(each(slots, |slot| slot.plan.job.as_str()))
             .bind(each(slots, |slot| slot.plan.queue.as_str()))
@@ -172,6 +206,8 @@ impl Line {
             .bind(each(places, |place| signed(place.place)))
             .bind(each(places, |place| place.charge.label.as_str()))
             .bind(each(places, |place| signed(place.charge.cost)))
+            .bind(parked_jobs)
+            .bind(parked_lines)
             .execute(connection)
             .await?;
         Ok(())

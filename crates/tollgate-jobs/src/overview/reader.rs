@@ -101,7 +101,7 @@ impl JobsReader {
         Ok(label)
     }
 
-    /// Opens a key that was closed, and with `values` each value of the field that splits it. Its jobs are called, if apalis has them and the
+    /// Opens a key that was closed, and with `values` each value of the field that splits it, and what its jobs have closed. Its jobs are called, if apalis has them and the
     /// database role may do so.
     pub async fn open(&self, key: &str, values: bool, jobs: &JobsConfig) -> Result<OpenedKey, Error> {
         let failed = |error| Error::database("opening a key", error);

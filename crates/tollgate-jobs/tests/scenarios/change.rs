@@ -271,6 +271,54 @@ async fn workers_follow_overrides_that_are_set_at_run_time() {
     world.until("select count(*) from tollgate_job_waiting where delays > 0", 2).await;
 }
 
+/// A config is read again in which only limits have changed that no job is charged to: nobody is called in vain.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_is_no_jobs_concern_calls_nobody() {
+    let world = World::new(only("mail", rate(1, HOUR))).await;
+    let read = |web: &str, mail: u64| {
+        let text = format!(
+            "[limits.web]\nlimit = {web}\nwindow = '1s'\nstrategy = 'sliding_window'\n[jobs.types.mail]\nlimit = {mail}\nwindow = '1h'\n"
+        );
+        let mut section = JobsConfig::default();
+        let config = tollgate::config::Config::parse_with(&text, [], &mut [&mut section]).unwrap();
+        (config, section)
+    };
+    let (config, section) = read("10", 1);
+    world.gate.reload_config(&config, &section).await.unwrap();
+    world.push("q", jobs("mail", 4)).await;
+    let worker = world.worker("q");
+    let asleep =
+        "select count(*) from apalis.jobs where status = 'Pending' and run_at > now() + interval '1 minute'";
+    world.until(asleep, 3).await;
+    drop(worker);
+    let (config, section) = read("20", 1);
+    world.gate.reload_config(&config, &section).await.unwrap();
+    assert_eq!(world.number(asleep).await, 3);
+    let (config, section) = read("20", 2);
+    world.gate.reload_config(&config, &section).await.unwrap();
+    assert_eq!(world.number(asleep).await, 0, "this is theirs");
+}
+
+/// Jobs that failed and are put off before their next attempt, with others, keep their status. They are called like those that never ran.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_failed_before_are_called_forward_too() {
+    let world = World::new(only("mail", rate(1, HOUR))).await;
+    world.push("q", jobs("mail", 4)).await;
+    let _worker = world.worker("q");
+    world.until("select count(*) from apalis.jobs where status = 'Pending' and run_at > now()", 3).await;
+    // As those are left that are put off without having been claimed; the last has no attempt left.
+    let failed = "update apalis.jobs set status = 'Failed', attempts = 1, max_attempts = case when id = (
+        select max(id) from apalis.jobs where status = 'Pending') then 1 else 25 end where status = 'Pending'";
+    world.server.psql(failed);
+    world.gate.reload(only("mail", rate(100, SECOND))).await.unwrap();
+    world.until_done(3).await;
+    assert_eq!(world.number("select max(attempts)::bigint from apalis.jobs where status = 'Done'").await, 2);
+    assert_eq!(
+        world.number("select count(*) from apalis.jobs where status = 'Failed' and run_at > now()").await,
+        1
+    );
+}
+
 /// A job under a blocked key waits as long as it may, and is called when the key is free again; it is not asked about all the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_a_blocked_key_sleep_until_it_is_free() {

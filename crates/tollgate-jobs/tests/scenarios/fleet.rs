@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tollgate_jobs::adapter::prepare;
-use tollgate_jobs::{Job, JobDecision};
+use tollgate_jobs::{Job, JobDecision, Jobs};
 
 use crate::world::*;
 
@@ -253,6 +253,21 @@ async fn s25_a_429_closes_the_key_for_all_and_costs_no_attempt() {
     let workers = "select count(distinct job_type) from apalis.jobs where status = 'Done'";
     assert_eq!(world.number(workers).await, 2, "each worker has a queue");
     assert_eq!(world.number("select max(attempts)::bigint from apalis.jobs").await, 1);
+}
+
+/// The remote side of a type without a policy asks for rest. Its queue and all jobs have limits, which are not closed for that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_429_of_a_type_without_a_policy_holds_up_that_job_alone() {
+    let world = World::new(Jobs::new().queue("q", rate(100, SECOND)).global(rate(100, SECOND))).await;
+    let _worker = world.worker("q");
+    world.push("q", [TestJob::new("call", 1).act(Act::AskForRestMs(3_600_000))]).await;
+    let asleep = "select count(*) from apalis.jobs where status = 'Pending' and attempts = 0 and run_at > now() + interval '50 minutes'";
+    world.until(asleep, 1).await;
+    assert_eq!(world.number("select count(*) from tollgate_job_closed").await, 0);
+    world.push("q", jobs("call", 5)).await;
+    world.push("q", jobs("other", 5)).await;
+    world.until_done(10).await;
+    assert_eq!(world.number(asleep).await, 1);
 }
 
 /// A second page that is put off shortly after the first, whose jobs were all due by the planner's statistics: a poll would read all of them.

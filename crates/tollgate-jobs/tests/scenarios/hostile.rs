@@ -100,6 +100,24 @@ async fn a_cost_that_never_fits_holds_up_no_others() {
     assert!(world.most_permits("jobs.type.mail", 2 * SECOND).await <= 5);
 }
 
+/// The cost of one job, and the type of another, panic. Each is delayed, and all others run by the same worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cost_or_a_type_that_panics_takes_no_worker_down() {
+    let cost = |job: &Job<'_>| {
+        assert_ne!(job.arguments()["number"], 13, "it panics");
+        1
+    };
+    let world = World::new(only("mail", rate(1_000, SECOND).cost(cost))).await;
+    let _worker = world.worker("q");
+    world.push("q", [TestJob::new("without a type", 1)]).await;
+    world.push("q", (10..30).map(|number| TestJob::new("mail", number))).await;
+    world.until_done(19).await;
+    let asleep = "select count(*) from apalis.jobs where status = 'Pending' and attempts = 0 and run_at > now() + interval '20 seconds'";
+    world.until(asleep, 2).await;
+    assert_eq!(world.number("select count(*) from apalis.workers").await, 1, "the worker goes on");
+    assert_eq!(world.number("select count(distinct number) from starts").await, 19);
+}
+
 /// The remote side may ask for any time, and so may a policy and a person: none of them is one that PostgreSQL cannot have, which would
 /// fail the ack and end the worker.
 #[tokio::test(flavor = "multi_thread")]

@@ -23,6 +23,14 @@ async fn s19_policies_in_code_are_checked_by_name() {
         (only("mail", rate(5, Duration::ZERO)), "the job type `mail`: window = 0"),
         (only("mail", JobPolicy::new().concurrency(0)), "the job type `mail`: limit = 0"),
         (only("mail", JobPolicy::new()), "the job type `mail`: limits nothing"),
+        (
+            only("mail", JobPolicy::new().charges("stripe").limit_key("account:{tenant")),
+            "the job type `mail`: limit_key \"account:{tenant\" is not a key: it has a `{` without a `}`; write limit_key = ",
+        ),
+        (
+            only("mail", JobPolicy::new().charges("stripe").limit_key("a:b:c:d")),
+            "limit_key \"a:b:c:d\" is not a key",
+        ),
         (Jobs::new().queue("q", rate(1, minute).cost(|_| 2)), "the queue `q`: a cost is a job type's"),
         (only("mail", rate(1, minute)).job("mail", rate(2, minute)), "two policies for the job type `mail`"),
         (Jobs::new().global(rate(1, minute)).global(rate(1, minute)), "two policies for all jobs"),
@@ -86,13 +94,35 @@ async fn s20_what_differs_from_what_was_tested_is_found_at_start() {
     assert!(error(&gate).await.contains("apalis.jobs has no column lock_by"), "{}", error(&gate).await);
     server.psql("alter table apalis.jobs rename column locked_by to lock_by");
     // A role that may make the trigger and no index: workers work, only slower.
-    server.psql("drop index apalis.tollgate_job_due; create role middle login; grant all on schema apalis, public to middle;
+    server.psql("drop index apalis.tollgate_job_due; drop trigger tollgate_job_defer on apalis.jobs; drop function tollgate_job_defer_on_ack;
+        create role middle login; grant all on schema apalis, public to middle;
         grant all on all tables in schema apalis, public to middle");
     let middle = pool_at(&url.replace("postgres@", "middle@")).await;
     let tollgate = tollgate::Tollgate::builder().build().unwrap();
     let gate = JobGate::builder(tollgate, middle).connect().await.unwrap();
     prepare(&gate).await.unwrap();
     assert_eq!(server.psql("select to_regclass('apalis.tollgate_job_due')").trim(), "");
+    let made = "select r.rolname from pg_trigger t join pg_proc p on p.oid = t.tgfoid join pg_roles r on r.oid = p.proowner
+        where t.tgname = 'tollgate_job_defer'";
+    assert_eq!(server.psql(made).trim(), "middle");
+    prepare(&gate).await.unwrap();
+    // One that may not make the trigger, where it is gone and its function is another role's.
+    server.psql("create role few login; grant all on schema apalis, public to few; grant all on all tables in schema public to few;
+        grant select, insert, update, delete on all tables in schema apalis to few; drop trigger tollgate_job_defer on apalis.jobs");
+    let few = pool_at(&url.replace("postgres@", "few@")).await;
+    let tollgate = tollgate::Tollgate::builder().build().unwrap();
+    let gate_of_few = JobGate::builder(tollgate, few).connect().await.unwrap();
+    let refused = error(&gate_of_few).await;
+    for words in [
+        "making the trigger on apalis.jobs",
+        "permission denied for table jobs",
+        "the database role lacks a right",
+    ] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    // What is there need not be made.
+    prepare(&gate).await.unwrap();
+    prepare(&gate_of_few).await.unwrap();
     // A role that may not.
     server.psql("create role weak login; grant usage on schema apalis to weak; grant select on all tables in schema apalis to weak");
     let weak = pool_at(&url.replace("postgres@", "weak@")).await;

@@ -39,12 +39,13 @@ async fn another_prefix_is_that_of_everything() {
 }
 
 /// The migrations, by number.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("../../src/line/1.sql"),
     include_str!("../../src/line/2.sql"),
     include_str!("../../src/line/3.sql"),
     include_str!("../../src/line/4.sql"),
     include_str!("../../src/line/5.sql"),
+    include_str!("../../src/line/6.sql"),
 ];
 
 /// Jobs that wait in tables of every older version keep their places, their times and the key that is closed, and newcomers stand behind
@@ -74,8 +75,11 @@ async fn an_older_line_is_brought_up_to_date_with_its_jobs() {
         let schema = "create table {prefix}job_schema (
               one boolean primary key default true check (one), version integer not null, functions text not null);
             insert into {prefix}job_schema (version, functions) values ({version}, 'others')";
-        let copies = ["waiting", "line", "closed"]
-            .map(|table| format!("insert into {{prefix}}job_{table} select * from tollgate_job_{table};"));
+        // Columns that came later have their defaults.
+        let copies = [("waiting", "*"), ("line", "key, place, job, label, units, slot_us"), ("closed", "*")]
+            .map(|(table, columns)| {
+                format!("insert into {{prefix}}job_{table} select {columns} from tollgate_job_{table};")
+            });
         let text = format!("{text};{schema};{}", copies.concat());
         server.psql(&text.replace("{prefix}", &prefix).replace("{version}", &version.to_string()));
         let gate = gate(&prefix).await;
@@ -98,7 +102,7 @@ async fn an_older_line_is_brought_up_to_date_with_its_jobs() {
         let (found, expected) = (all(&prefix), all("tollgate_"));
         assert_eq!(found.0, expected.0, "from {version}: what waits and what is closed");
         assert_eq!(found.1, expected.1, "from {version}: tables, indexes and functions");
-        assert_eq!(found.2, "5|t");
+        assert_eq!(found.2, "6|t");
         assert_eq!(enter(&gate, "4").await, "delay", "the line is found");
         let order = format!("select string_agg(job, ' ' order by place) from {prefix}job_line");
         assert_eq!(server.psql(&order), "2 3 4", "from {version}");

@@ -75,6 +75,7 @@ impl TestJob {
 
 impl JobArgs for TestJob {
     fn job_type(&self) -> Cow<'_, str> {
+        assert_ne!(self.kind, "without a type", "it panics");
         Cow::Borrowed(&self.kind)
     }
 }

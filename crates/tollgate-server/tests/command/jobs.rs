@@ -89,6 +89,21 @@ fn status_is_what_the_database_says_and_keys_are_closed_and_opened() {
 
     let ended = scratch.run(&["jobs", "close", "job:send_email", "10m", "--config", "jobs.toml"]);
     ended.done("close");
+    // What is in force is said, and a key that nothing is charged to is a mistake.
+    let ended = scratch.run(&["jobs", "close", "job:send_email", "5m", "--config", "jobs.toml"]);
+    ended.done("close for less");
+    assert!(ended.stdout.starts_with("was closed for longer, and stays so for "), "{}", ended.stdout);
+    let ended = scratch.run(&["jobs", "close", "job:send_emial", "5m", "--config", "jobs.toml"]);
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains("no policy of jobs has the key job:send_emial; did you mean job:send_email?"),
+        "{}",
+        ended.stderr
+    );
+    // The status shows a value by its label, and the label opens it.
+    scratch
+        .run(&["jobs", "close", "job:send_email:acme", "10m", "--config", "jobs.toml"])
+        .done("close a value");
     let ended = scratch.run(&["jobs", "close", "job:send_email", "soon", "--config", "jobs.toml"]);
     assert_eq!(ended.code, Some(2));
     let ended = scratch.run(&[&status[..], &["--json"]].concat());
@@ -148,4 +163,7 @@ fn status_is_what_the_database_says_and_keys_are_closed_and_opened() {
         ended.done("open");
         assert_eq!(ended.stdout.trim(), said);
     }
+    let ended = scratch.run(&[&status[..], &["--json"]].concat());
+    let answer: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(answer["closed"], serde_json::json!([]));
 }

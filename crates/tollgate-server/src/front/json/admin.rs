@@ -244,11 +244,9 @@ fn job_reader(app: &App, key: &Key<'_>) -> Result<tollgate_jobs::JobsReader, Fau
             "the config says nothing of jobs; write [jobs.types.NAME] with limit and window",
         ));
     }
-    let known: Vec<Key<'_>> = jobs.scopes().filter_map(|(scope, _)| scope.key().ok()).collect();
-    let is_same = |one: &Key<'_>| one.namespace() == key.namespace() && one.key() == key.key();
-    if matches!(&*key.namespace(), "job" | "queue") && !known.iter().any(is_same) {
-        let names = known.iter().map(|key| key.canonical().to_owned()).collect();
-        return Err(Fault::unknown_limit("no policy of jobs has this key", names));
+    if jobs.check_key(key.canonical()).is_err() {
+        let known = jobs.scopes().filter_map(|(scope, _)| scope.key().ok()).map(Key::into_canonical);
+        return Err(Fault::unknown_limit("no policy of jobs has this key", known.collect()));
     }
     app.jobs.reader(&state).map_err(Fault::unavailable)
 }
