@@ -100,6 +100,26 @@ fn number(text: &str) -> u64 {
     text.trim().parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
 }
 
+/// Each window of a type has a bar of its own, and when it resets is that of the one that holds jobs up.
+#[test]
+fn every_limit_of_a_key_has_a_bar() {
+    let database = PostgresServer::start();
+    let also = "[jobs.types.report]\nlimit = 8\nwindow = \"1h\"\nalso = [{ limit = 2, window = \"1m\" }]\n";
+    let config = format!("{}{also}", policy(&database.url("postgres")));
+    let mut workers = Workers::new(&config);
+    let server = server::with_config(&config);
+    let browser = open(&server);
+    assert_eq!(workers.come("report", 3, ""), 2);
+    let bars = "[...document.querySelectorAll('#jobs-keys tr[data-key=\"job:report\"] .meter')]";
+    browser.until(&format!("{bars}.map(bar => bar.textContent).join() === '2 of 8,2 of 2'"));
+    let labels = browser.run(&format!("return {bars}.map(bar => bar.firstChild.getAttribute('aria-label'))"));
+    assert_eq!(labels, json!(["8 in any 1h: 2 of 8 used", "2 in any 1m: 2 of 2 used"]));
+    let resets = cells(&browser, "job:report")[2].clone();
+    assert!(resets.ends_with(" s") || resets == "1 min", "the full window resets within a minute: {resets}");
+    sound(&browser, "jobs, two windows");
+    accessible(&browser, "jobs, two windows");
+}
+
 #[test]
 fn s28_status_and_page_equal_the_database() {
     let database = PostgresServer::start();

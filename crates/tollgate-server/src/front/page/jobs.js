@@ -31,13 +31,21 @@ function ruleWords({ limits, shared, split_by }) {
 
 function used(key) {
   if (key.split_by) return faint(`each ${key.split_by} is counted by itself`);
-  const [first] = key.limits;
-  if (!first) return faint("only shared limits");
-  if (first.count === null) return faint("not known: the store cannot be asked");
-  const share = first.capacity === 0 ? 0 : first.count / first.capacity;
-  const words = `${number.format(first.count)} of ${number.format(first.capacity)}`;
-  return meter([[share >= 1 ? "fd" : "f2", share]], words, `${words} used`);
+  if (!key.limits.length) return faint("only shared limits");
+  if (key.limits.some(({ count }) => count === null)) return faint("not known: the store cannot be asked");
+  return key.limits.map((limit) => {
+    const share = shareOf(limit);
+    const words = `${number.format(limit.count)} of ${number.format(limit.capacity)}`;
+    const bar = meter([[share >= 1 ? "fd" : "f2", share]], words, `${limit.rule}: ${words} used`);
+    bar.title = limit.rule;
+    return bar;
+  });
 }
+
+const shareOf = ({ count, capacity }) => (capacity === 0 ? 0 : (count ?? 0) / capacity);
+
+/** The limit that is nearest to holding jobs up. */
+const fullest = (limits) => limits.reduce((most, one) => (most && shareOf(most) >= shareOf(one) ? most : one), undefined);
 
 /** How often jobs were held up, by what became of them. */
 const heldWords = (hour) => (hour ? [[hour.delayed, "delayed"], [hour.rejected, "failed"], [hour.skipped, "skipped"]].filter(([count]) => count > 0) : []);
@@ -52,12 +60,12 @@ function keyRow({ key }) {
 
 function showKey(row, key) {
   const [name, use, resets, running, waiting, next, done, behaviour, held] = row.cells;
-  const [first] = key.limits;
+  const first = fullest(key.limits);
   fill(name, [key.key, key.closed_ms !== null, key.shadow, ruleWords(key)], () => [
     h("b.mono", key.key), " ",
     key.closed_ms !== null && h("span.tag.warn", "closed"), " ", key.shadow && h("span.tag.dash", "shadow"),
     sub(ruleWords(key))]);
-  fill(use, [first?.count, first?.capacity, key.split_by], () => used(key));
+  fill(use, [key.limits.map(({ count, capacity, rule }) => [count, capacity, rule]), key.split_by], () => used(key));
   const reset = !first || first.count === null ? faint("–")
     : first.concurrency ? faint("as they end")
       : first.resets_after_ms === 0 ? faint("–") : span(first.resets_after_ms);
