@@ -21,7 +21,6 @@ mod prepare;
 mod response;
 mod supervise;
 
-pub(crate) use ahead::ReadAhead;
 pub use layer::{GateLayer, GateService, JobArgs, RateLimited};
 pub use poll::DuePoll;
 pub use prepare::prepare;

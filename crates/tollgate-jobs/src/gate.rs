@@ -13,6 +13,7 @@ mod batch;
 mod builder;
 mod bulk;
 mod charge;
+pub(crate) mod decision;
 mod delay;
 mod housekeeping;
 mod overrides;
@@ -31,7 +32,7 @@ use sqlx::postgres::PgPool;
 use tollgate::{Allowance, Limit, Policy, Tollgate};
 use tracing::Instrument;
 
-use crate::decision::JobDecision;
+use self::decision::JobDecision;
 use crate::error::Error;
 use crate::history::History;
 use crate::job::Job;
@@ -84,7 +85,7 @@ struct Inner {
     batcher: Batcher,
     overrides: Overrides,
     #[cfg(feature = "apalis")]
-    ahead: crate::adapter::ReadAhead,
+    ahead: crate::read_ahead::ReadAhead,
 }
 
 impl JobGate {
@@ -332,7 +333,7 @@ impl JobGate {
     }
 
     #[cfg(feature = "apalis")]
-    pub(crate) fn read_ahead(&self) -> &crate::adapter::ReadAhead {
+    pub(crate) fn read_ahead(&self) -> &crate::read_ahead::ReadAhead {
         &self.inner.ahead
     }
 

@@ -4,13 +4,12 @@
 //! does not fit goes back for its own moment, fails, or is skipped; it uses up no attempt, and no herd wakes at once.
 //!
 //! The path of a job through this crate: what it is (`job.rs`), what it is charged (`policy.rs`, `plan.rs`), the gate (`gate.rs`; read it first),
-//! the line of waiting jobs (`line.rs`), the decision (`decision.rs`), and its translation for a framework ([`adapter`], for apalis on
+//! the line of waiting jobs (`line.rs`), the decision (`gate/decision.rs`), and its translation for a framework ([`adapter`], for apalis on
 //! PostgreSQL). `tollgate` counts the limits and the kernel computes the turns: nothing here counts.
 
 #[cfg(feature = "apalis")]
 pub mod adapter;
 mod config;
-mod decision;
 mod error;
 mod follow;
 mod gate;
@@ -23,10 +22,12 @@ mod open;
 mod overview;
 mod plan;
 mod policy;
+#[cfg(feature = "apalis")]
+mod read_ahead;
 mod wake;
 
-pub use decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED, RunPermit};
 pub use error::Error;
+pub use gate::decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED, RunPermit};
 pub use gate::{JobGate, JobGateBuilder, JobStatus};
 pub use history::JobCounts;
 pub use job::Job;

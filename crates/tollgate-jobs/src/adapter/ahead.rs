@@ -8,10 +8,8 @@
 //! One process reads ahead in a queue at a time. Should any of it fail, jobs are claimed one by one, as without it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::types::PgHstore;
 use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
@@ -23,6 +21,7 @@ use super::response::delayed_result;
 use crate::gate::{JobGate, PutOff, Sleep, WeakGate, in_few_lines};
 use crate::line::Line;
 use crate::plan::Plan;
+use crate::read_ahead::ANALYZE_EVERY;
 
 /// How many jobs a page has. While it is written, jobs of its lines that were claimed before wait for it, and are then behind it. Between
 /// two pages workers claim some more, one by one, so that few large pages are done sooner than many small ones.
@@ -48,90 +47,12 @@ const MANY_CONNECTIONS: u32 = 6;
 /// How long the first page waits: those that were claimed together with the job that was put off take their places first.
 const SETTLE: Duration = Duration::from_millis(10);
 
-/// The pause after a go that found nothing to put off; it doubles up to the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-
 /// How far ahead sleepers are put off again. Those that were put off together with the default `max_delay` wake within 15 s (`turn.rs`), so
 /// that one go has all of them: until the first of the next one, none is claimed in vain.
 const HORIZON: Duration = Duration::from_secs(20);
 
-/// After how many jobs that were put off the planner's statistics of apalis's table are renewed, and how often at most. By older ones many
-/// jobs are due that sleep again, so that the planner takes the index by priority and each poll reads all jobs that wait, until autovacuum
-/// comes round.
-const ANALYZE_FROM: usize = 1_000;
-const ANALYZE_EVERY: Duration = Duration::from_secs(15);
-
 /// How often it is tried to renew them.
 const ANALYZE_ATTEMPTS: u32 = 4;
-
-/// Which queues are being read ahead in by this process, and which are left alone until when.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ReadAhead {
-    queues: Arc<Mutex<HashMap<String, Queue>>>,
-    statistics: Arc<Mutex<Statistics>>,
-}
-
-/// The planner's statistics: when they were last renewed, how many jobs were put off since, and whether a task is about to renew them.
-#[derive(Debug, Default)]
-struct Statistics {
-    renewed: Option<Instant>,
-    put_off: usize,
-    is_scheduled: bool,
-}
-
-impl Statistics {
-    /// Adds jobs that were put off. Answers after which pause this caller renews the statistics, if it is to do so: all changes are
-    /// covered, the last ones too.
-    fn add(&mut self, put_off: usize, now: Instant) -> Option<Duration> {
-        self.put_off = self.put_off.saturating_add(put_off);
-        if self.put_off < ANALYZE_FROM || self.is_scheduled {
-            return None;
-        }
-        self.is_scheduled = true;
-        let since = self.renewed.map(|renewed| now.duration_since(renewed));
-        Some(since.map_or(Duration::ZERO, |since| ANALYZE_EVERY.saturating_sub(since)))
-    }
-
-    /// They are renewed now.
-    fn renew(&mut self, now: Instant) {
-        *self = Statistics { renewed: Some(now), put_off: 0, is_scheduled: false };
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Queue {
-    is_busy: bool,
-    /// Not before then, and the pause after the next go that finds nothing.
-    after: Instant,
-    pause: Duration,
-}
-
-impl ReadAhead {
-    /// Whether it is this caller who reads now.
-    fn begin(&self, queue: &str) -> bool {
-        let now = Instant::now();
-        let mut queues = self.queues.lock();
-        match queues.get_mut(queue) {
-            Some(state) if state.is_busy || state.after > now => false,
-            Some(state) => {
-                state.is_busy = true;
-                true
-            }
-            None => {
-                queues.insert(queue.to_owned(), Queue { is_busy: true, after: now, pause: PAUSES.0 });
-                true
-            }
-        }
-    }
-
-    fn end(&self, queue: &str, has_put_off: bool) {
-        if let Some(state) = self.queues.lock().get_mut(queue) {
-            state.is_busy = false;
-            state.after = Instant::now() + if has_put_off { Duration::ZERO } else { state.pause };
-            state.pause = if has_put_off { PAUSES.0 } else { (state.pause * 2).min(PAUSES.1) };
-        }
-    }
-}
 
 /// Ends the go, also if its task is cancelled.
 struct Go {
@@ -480,21 +401,6 @@ fn plan<Args: JobArgs + DeserializeOwned>(gate: &JobGate, queue: &str, row: &PgR
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn statistics_are_renewed_after_many_jobs_and_after_the_last_of_them() {
-        let (mut statistics, begun) = (Statistics::default(), Instant::now());
-        let second = Duration::from_secs(1);
-        assert_eq!(statistics.add(999, begun), None);
-        assert_eq!(statistics.add(1, begun), Some(Duration::ZERO));
-        statistics.renew(begun);
-        assert_eq!(statistics.add(999, begun + second), None);
-        // Too soon for another time: it is done as soon as it may be, by the first task that asks.
-        assert_eq!(statistics.add(20_000, begun + 2 * second), Some(13 * second));
-        assert_eq!(statistics.add(20_000, begun + 3 * second), None);
-        statistics.renew(begun + 15 * second);
-        assert_eq!(statistics.add(1_000, begun + 300 * second), Some(Duration::ZERO));
-    }
 
     #[test]
     fn a_page_has_one_job_at_least_and_few_large_ones() {

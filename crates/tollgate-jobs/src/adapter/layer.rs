@@ -18,8 +18,8 @@ use tower_service::Service;
 
 use super::ahead::read_ahead;
 use super::response::{GateResponse, Gated};
-use crate::decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED};
 use crate::gate::JobGate;
+use crate::gate::decision::{Delay, JobDecision, RATE_LIMIT_EXCEEDED};
 use crate::job::Job;
 use crate::plan::{Plan, shown};
 

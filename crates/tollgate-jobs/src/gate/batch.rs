@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::JobGate;
 use super::bulk::{PutOff, Sleep, in_few_lines};
-use crate::decision::Delay;
+use super::decision::Delay;
 use crate::plan::Plan;
 
 /// How many jobs of one key are charged at once by one process. A store has two to four calls of one key in flight.

@@ -73,7 +73,7 @@ impl JobGateBuilder {
             batcher: Batcher::default(),
             overrides: Overrides::default(),
             #[cfg(feature = "apalis")]
-            ahead: crate::adapter::ReadAhead::default(),
+            ahead: crate::read_ahead::ReadAhead::default(),
         };
         let gate = JobGate { inner: Arc::new(inner) };
         gate.apply(self.jobs)?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tollgate::telemetry::Source;
 use tollgate::{Charge, ChargeId, Decision, Permit, Reason};
 
+use super::decision::{Held, RunPermit};
 use super::{JobGate, OUTAGE_WAIT, OUTAGE_WAIT_LONGEST};
-use crate::decision::{Held, RunPermit};
 use crate::limits::OnExceeded;
 use crate::plan::Plan;
 

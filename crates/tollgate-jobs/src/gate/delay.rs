@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::charge::{Charged, Denial, judge};
+use super::decision::{Delay, JobDecision};
 use super::turn::{Turn, jitter, micros};
 use super::{JobGate, OUTAGE_WAIT, OUTAGE_WAIT_LONGEST, SHORT_WAIT};
-use crate::decision::{Delay, JobDecision};
 use crate::limits::OnExceeded;
 use crate::line::{Look, Taken};
 use crate::metrics;

@@ -3,7 +3,7 @@
 use tracing::Span;
 use tracing::field::Empty;
 
-use crate::decision::JobDecision;
+use super::decision::JobDecision;
 use crate::plan::Plan;
 
 /// Around a decision; those of the charges are inside it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tollgate::Permit;
 use uuid::Uuid;
 
-use crate::gate::JobGate;
+use super::JobGate;
 
 /// What becomes of a job.
 #[derive(Debug)]
