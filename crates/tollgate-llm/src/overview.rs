@@ -9,8 +9,7 @@ mod reason;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tollgate::store::{Cost, Micros};
-use tollgate::{Allowance, Charge, Key, Tollgate};
+use tollgate::store::Micros;
 
 use self::reason::{LimitState, why};
 use crate::config::{LlmConfig, ModelConfig, Priority, llm_key};
@@ -423,7 +422,8 @@ impl ModelLimits {
         let mut binding: Option<(Micros, &Planned, LimitState)> = None;
         for charge in &waiter.charges {
             let before = if charge.is_own { 0 } else { ahead.get(&charge.limit).copied().unwrap_or(0) };
-            let Some((wait, met)) = turn(gate, charge, before).await else { continue };
+            let Some((wait, used, capacity)) = charge.turn(gate, before).await else { continue };
+            let met = LimitState { used, capacity };
             match wait {
                 None => goes_in = None,
                 Some(wait) => {
@@ -466,22 +466,4 @@ fn groups_of(config: &LlmConfig, upstream: &str) -> Vec<String> {
         groups.push(upstream.to_owned());
     }
     groups
-}
-
-/// When a charge fits if so many units go before it, and how its limit stands; nothing where nothing is limited.
-pub(crate) async fn turn(
-    gate: &Tollgate,
-    charge: &Planned,
-    ahead: u64,
-) -> Option<(Option<Micros>, LimitState)> {
-    let rule = gate.find(&charge.limit).ok().filter(|rule| !rule.is_shadow())?;
-    let Allowance::Limited(limit) = *rule.allowance_for(&Key::parse(charge.key.as_str()).ok()?) else {
-        return None;
-    };
-    let cost = Cost::new(charge.cost).unwrap_or(Cost::ONE);
-    let probe = Charge::new(&charge.limit, charge.key.as_str()).cost(limit.turn_probe(cost, ahead).get());
-    let decision = gate.peek(&[probe]).await.ok()?;
-    let outcome = decision.outcomes().first()?;
-    let met = LimitState { used: outcome.used(), capacity: outcome.capacity() };
-    Some((limit.turn(outcome.numbers(), cost, ahead, Micros::ZERO), met))
 }

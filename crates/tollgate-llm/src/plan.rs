@@ -3,11 +3,12 @@
 //! A plan is made from the configured model, the caller and the tokens that the call may use. It holds names and amounts; the library
 //! charges them, all or none. What the call has truly used becomes the amounts of a settlement in the same order.
 
-use crate::config::{Counts, LlmConfig, ModelConfig, UpstreamKind, llm_key};
 use std::time::Duration;
 
-use tollgate::{Charge, Decision};
+use tollgate::store::{Cost, Micros};
+use tollgate::{Allowance, Charge, Decision, Key, Tollgate};
 
+use crate::config::{Counts, LlmConfig, ModelConfig, UpstreamKind, llm_key};
 use crate::usage::Usage;
 
 /// The tokens that a call may use.
@@ -51,6 +52,21 @@ impl Planned {
     fn shared(limit: &str, key: String, is_own: bool) -> Planned {
         let (limit, counts, margin) = (limit.to_owned(), Counts::Requests, Duration::ZERO);
         Planned { limit, key, counts, unit: SHARED, cost: 1, is_own, margin, others: 0 }
+    }
+
+    /// When it fits if so many units go before it (`None` within: never), and what its limit has used, and of how much; nothing where nothing is
+    /// limited.
+    pub(crate) async fn turn(&self, gate: &Tollgate, ahead: u64) -> Option<(Option<Micros>, u64, u64)> {
+        let rule = gate.find(&self.limit).ok().filter(|rule| !rule.is_shadow())?;
+        let Allowance::Limited(limit) = *rule.allowance_for(&Key::parse(self.key.as_str()).ok()?) else {
+            return None;
+        };
+        let cost = Cost::new(self.cost).unwrap_or(Cost::ONE);
+        let probe = Charge::new(&self.limit, self.key.as_str()).cost(limit.turn_probe(cost, ahead).get());
+        let decision = gate.peek(&[probe]).await.ok()?;
+        let outcome = decision.outcomes().first()?;
+        let wait = limit.turn(outcome.numbers(), cost, ahead, Micros::ZERO);
+        Some((wait, outcome.used(), outcome.capacity()))
     }
 
     /// What it counts, in words.
@@ -109,7 +125,7 @@ impl Plan {
         for shared in [Some(&model.shared), known.map(|client| &client.shared)].into_iter().flatten() {
             for limit in &shared.limits {
                 let key = shared.key(&model.name, client);
-                // One attempt is one request, whoever names the limit.
+                // One attempt is one request, also where model and client name the same limit.
                 if !charges.iter().any(|charge| charge.limit == *limit && charge.key == key) {
                     charges.push(Planned::shared(limit, key, shared.is_by_client()));
                 }

@@ -254,8 +254,8 @@ impl JobGate {
         Ok(Some(put_offs))
     }
 
-    /// Reports jobs that were put off, when that is written, and calls those who are next where they do not count any more. A sleep that only
-    /// goes on is no delay.
+    /// Reports jobs that were put off, when that is written, and calls the next jobs of lines in which these do not count any more. A sleep that
+    /// only goes on is no delay.
     pub(crate) async fn have_put_off(&self, plans: &[Plan], sleep: Sleep<'_>, put_offs: &PutOffs) {
         for one in put_offs.jobs.iter().filter(|one| !one.is_soon) {
             match sleep {

@@ -47,8 +47,8 @@ impl JobGate {
         Delay { wait: retry_after, until_us: None, limit }
     }
 
-    /// Writes when a job expects its turn, and puts it off until then, or as long as it may sleep. If it was in line before, those who are next
-    /// where another limit holds it up are called.
+    /// Writes when a job expects its turn, and puts it off until then, or as long as it may sleep. If it was in line before, the next jobs
+    /// of lines in which it does not count any more are called.
     pub(super) async fn delay(&self, plan: &Plan, look: &Look, turn: Turn, was_in_line: bool) -> JobDecision {
         let now_us = look.now_us();
         let slot_us = now_us.saturating_add(micros(turn.wait));

@@ -111,8 +111,8 @@ impl JobGate {
         self.call_first(lines, 1).await;
     }
 
-    /// Calls those who are next in these lines, whose limits have room and in each of which so many jobs do not count any more. What held
-    /// those up may hold up the next, too, so that more are called than may run.
+    /// Calls the next jobs of these lines, whose limits have room and in each of which so many jobs do not count any more. What held up those
+    /// jobs may hold up the next, too, so that more are called than may run.
     pub(super) async fn call_behind(&self, left: &BTreeMap<Uuid, usize>) {
         let Some(most) = left.values().max() else { return };
         let lines: Vec<Uuid> = left.keys().copied().collect();

@@ -22,12 +22,12 @@ pub(crate) struct Survey {
     /// Those of them that wait.
     pub(crate) waiting: HashMap<String, Waits>,
     /// The places of each that waits, by line.
-    pub(crate) places_of: HashMap<String, HashMap<Uuid, Place>>,
+    pub(crate) places_of: HashMap<String, HashMap<Uuid, LinePlace>>,
 }
 
-/// A place that a job has.
+/// A place that a job has in a line.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct LinePlace {
     pub(crate) place: u64,
     /// Whether it does not count for those behind it.
     pub(crate) is_parked: bool,
@@ -69,7 +69,7 @@ pub(crate) struct NewSlot<'a> {
 
 impl Survey {
     /// The place that a job has in a line.
-    pub(crate) fn place_of(&self, plan: &Plan, line: Uuid) -> Option<&Place> {
+    pub(crate) fn place_of(&self, plan: &Plan, line: Uuid) -> Option<&LinePlace> {
         self.places_of.get(&plan.job)?.get(&line)
     }
 
@@ -151,7 +151,7 @@ impl Line {
         let waiting = "select job, since_us, slot_us, binding from {prefix}job_waiting where job = any($1)";
         let waiting: Vec<(String, i64, i64, String)> =
             sqlx::query_as(self.sql(waiting)).bind(&jobs).fetch_all(&mut *connection).await?;
-        let mut places_of: HashMap<String, HashMap<Uuid, Place>> = HashMap::new();
+        let mut places_of: HashMap<String, HashMap<Uuid, LinePlace>> = HashMap::new();
         if !waiting.is_empty() {
             let places = "select job, key, place, parked, ahead from {prefix}job_ahead_of($1, $2)";
             let places: Vec<(String, Uuid, i64, bool, i64)> = sqlx::query_as(self.sql(places))
@@ -160,7 +160,7 @@ impl Line {
                 .fetch_all(&mut *connection)
                 .await?;
             for (job, key, place, is_parked, ahead) in places {
-                let place = Place { place: unsigned(place), is_parked, ahead: unsigned(ahead) };
+                let place = LinePlace { place: unsigned(place), is_parked, ahead: unsigned(ahead) };
                 places_of.entry(job).or_default().insert(key, place);
             }
         }

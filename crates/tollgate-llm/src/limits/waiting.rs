@@ -13,7 +13,6 @@ use super::planning::capacity;
 use super::{Caller, ModelLimits, Refusal, RefusalKind, TTL, reason, standing, undecided};
 use crate::config::{Counts, LlmConfig, Priority};
 use crate::line::{Ahead, Joining, Line, Ticket};
-use crate::overview::turn;
 use crate::plan::Plan;
 
 /// The longest sleep of the first in the queue before it tries a remote store again: another process may have given back.
@@ -145,7 +144,7 @@ impl ModelLimits {
                 continue;
             }
             let Some(nudges) = turn else {
-                // What it was told when it last tried is not true for ever.
+                // The refusal of its last try is of that time, so the time since is subtracted.
                 return Err(match last.and_then(|(refusal, at)| since(refusal, at, clock.now())) {
                     Some(refusal) => refusal,
                     None => self.refusal_in_line(&ticket, plans).await?,
@@ -247,7 +246,7 @@ impl ModelLimits {
             for charge in &plan.charges {
                 // Those before it share the groups, and are of all clients.
                 let before = if charge.is_own { 0 } else { ahead.of(charge.counts) / groups };
-                let Some((Some(wait), _)) = turn(&self.inner.gate, charge, before).await else { continue };
+                let Some((Some(wait), ..)) = charge.turn(&self.inner.gate, before).await else { continue };
                 latest = latest.max(Duration::from(wait).saturating_sub(charge.margin));
             }
             soonest = Some(soonest.map_or(latest, |soonest| soonest.min(latest)));
