@@ -110,7 +110,7 @@ pub(crate) fn filled(template: &str, job: &Job<'_>) -> Option<String> {
             text.push_str(&job.field(name)?.replace('%', "%25").replace(':', "%3A"));
         }
     }
-    Key::parse(&text).is_ok().then_some(text)
+    Some(Key::parse(&text).ok()?.canonical().to_owned())
 }
 
 #[cfg(test)]

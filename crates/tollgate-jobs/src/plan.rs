@@ -209,7 +209,8 @@ impl Plan {
             };
             self.closable.push(closable(&key));
             // The default key is that of all jobs.
-            if is_of_type && key != SHARED_KEY {
+            let is_of_jobs = key.starts_with("job:") || key.starts_with("queue:");
+            if is_of_type && key != SHARED_KEY && !is_of_jobs {
                 self.closed_by_remote.get_or_insert_with(|| Closing::of(name, &key, &label));
             }
             let is_concurrency = is_concurrency(name);

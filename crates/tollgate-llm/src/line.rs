@@ -68,9 +68,6 @@ struct State {
     age: Micros,
     last_ticket: u64,
     waiting: usize,
-    /// The tokens of all who wait, and of those the input.
-    tokens: u64,
-    input: u64,
     /// The calls that were admitted and may still give something back.
     open: usize,
     clients: HashMap<Arc<str>, Client>,
@@ -96,6 +93,7 @@ struct Client {
 #[derive(Debug)]
 struct Call {
     cost: u64,
+    input: u64,
     joined: Micros,
     waker: Option<Waker>,
 }
@@ -111,6 +109,7 @@ enum Turn {
 pub(crate) struct Ticket<'a> {
     line: &'a Line,
     client: Arc<str>,
+    priority: Priority,
     number: u64,
     cost: u64,
     input: u64,
@@ -140,8 +139,6 @@ impl Line {
         state.last_ticket += 1;
         let number = state.last_ticket;
         state.waiting += 1;
-        state.tokens = state.tokens.saturating_add(who.cost);
-        state.input = state.input.saturating_add(who.input);
         // Who is behind the others anyway need not be remembered.
         let served = state.served;
         state.clients.retain(|_, client| !client.calls.is_empty() || client.finish > served);
@@ -153,8 +150,9 @@ impl Line {
             held_until: Micros::ZERO,
         });
         (client.weight, client.priority) = (who.weight.max(1), who.priority);
-        client.calls.insert(number, Call { cost: who.cost, joined: now, waker: None });
-        Some(Ticket { line: self, client: who.client, number, cost: who.cost, input: who.input })
+        client.calls.insert(number, Call { cost: who.cost, input: who.input, joined: now, waker: None });
+        let (client, priority) = (who.client, who.priority);
+        Some(Ticket { line: self, client, priority, number, cost: who.cost, input: who.input })
     }
 
     /// Has the first look again: something was given back, perhaps to a client's own limits too.
@@ -187,16 +185,23 @@ impl Line {
         self.state.lock().clients.get(client).map_or(0, |client| client.calls.len())
     }
 
-    /// What goes before a call that joins now.
-    pub(crate) fn ahead(&self) -> Ahead {
+    /// What goes before a call of this priority that joins now.
+    pub(crate) fn ahead(&self, priority: Priority) -> Ahead {
         let state = self.state.lock();
-        Ahead { calls: state.waiting as u64, tokens: state.tokens, input: state.input }
+        let goes_first =
+            |client: &&Client| priority == Priority::Batch || client.priority == Priority::Interactive;
+        let calls = state.clients.values().filter(goes_first).flat_map(|client| client.calls.values());
+        calls.fold(Ahead::default(), |sum, call| Ahead {
+            calls: sum.calls + 1,
+            tokens: sum.tokens.saturating_add(call.cost),
+            input: sum.input.saturating_add(call.input),
+        })
     }
 
     /// The tokens of all waiting calls.
     #[cfg(test)]
     fn tokens(&self) -> u64 {
-        self.state.lock().tokens
+        self.ahead(Priority::Batch).tokens
     }
 
     /// Whether calls run whose settlement may give something back.
@@ -365,7 +370,7 @@ impl Ticket<'_> {
 
     /// What goes before this call if it leaves and joins again.
     pub(crate) fn ahead(&self) -> Ahead {
-        let Ahead { calls, tokens, input } = self.line.ahead();
+        let Ahead { calls, tokens, input } = self.line.ahead(self.priority);
         Ahead {
             calls: calls.saturating_sub(1),
             tokens: tokens.saturating_sub(self.cost),
@@ -380,8 +385,6 @@ impl Drop for Ticket<'_> {
         let call = state.clients.get_mut(&self.client).and_then(|client| client.calls.remove(&self.number));
         if call.is_some() {
             state.waiting = state.waiting.saturating_sub(1);
-            state.tokens = state.tokens.saturating_sub(call.map_or(0, |call| call.cost));
-            state.input = state.input.saturating_sub(self.input);
         }
         if state.promoted == Some(self.number) {
             state.promoted = None;

@@ -122,12 +122,15 @@ impl Plan {
         {
             charges.extend(planned(limits, &client.name, true));
         }
-        for shared in [Some(&model.shared), known.map(|client| &client.shared)].into_iter().flatten() {
+        let of_client = known.map(|client| (&client.shared, true));
+        for (shared, is_of_client) in [Some((&model.shared, false)), of_client].into_iter().flatten() {
             for limit in &shared.limits {
                 let key = shared.key(&model.name, client);
                 // One attempt is one request, also where model and client name the same limit.
                 if !charges.iter().any(|charge| charge.limit == *limit && charge.key == key) {
-                    charges.push(Planned::shared(limit, key, shared.is_by_client()));
+                    // What only this client uses up must not hold up the others.
+                    let is_own = is_of_client || shared.is_by_client();
+                    charges.push(Planned::shared(limit, key, is_own));
                 }
             }
         }

@@ -266,7 +266,16 @@ impl JobGate {
                 }
             }
         }
-        self.call_behind(&put_offs.left).await;
+        if put_offs.left.is_empty() {
+            return;
+        }
+        // The rows of those jobs may be locked by a page whose transaction waits for this caller.
+        let (gate, left) = (self.downgrade(), put_offs.left.clone());
+        tokio::spawn(async move {
+            if let Some(gate) = gate.upgrade() {
+                gate.call_behind(&left).await;
+            }
+        });
     }
 
     /// When it is the turn of each; `None` if the store cannot be asked, and for one that never has its turn.

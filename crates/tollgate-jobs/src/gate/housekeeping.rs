@@ -116,7 +116,8 @@ impl JobGate {
     pub(super) async fn call_behind(&self, left: &BTreeMap<Uuid, usize>) {
         let Some(most) = left.values().max() else { return };
         let lines: Vec<Uuid> = left.keys().copied().collect();
-        self.call_first(&lines, most.saturating_mul(CALLED_FOR_EACH).min(MOST_CALLED)).await;
+        let count = most.saturating_mul(CALLED_FOR_EACH).min((MOST_CALLED / lines.len()).max(1));
+        self.call_first(&lines, count).await;
     }
 
     async fn call_first(&self, lines: &[Uuid], count: usize) {

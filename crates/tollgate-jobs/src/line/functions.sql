@@ -213,7 +213,8 @@ returns table (job text, key uuid, place bigint, parked boolean, ahead bigint) l
   ), summed as materialized (
     select l.key, l.place, sum(l.units) filter (where not l.parked and l.slot_us > {prefix}job_now_us() - p_grace)
         over (partition by l.key order by l.place rows between unbounded preceding and 1 preceding) as ahead
-    from {prefix}job_line l where l.key in (select s.key from lines s where s.last - s.before <= 1000 or s.has_parked)
+    from {prefix}job_line l join (select o.key, max(o.place) as upto from own o group by o.key) m on m.key = l.key and l.place <= m.upto
+    where l.key in (select s.key from lines s where s.last - s.before <= 1000 or s.has_parked)
   )
   select o.job, o.key, o.place, o.parked,
       coalesce(s.ahead, case when s.key is null then greatest(o.place - o.units - coalesce(n.before, o.place), 0) end, 0)::bigint

@@ -322,10 +322,19 @@ impl Admission {
             }
         };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return owed.await };
+        let inner = self.inner.clone();
+        if !inner.begin_unsettled() {
+            tracing::warn!(
+                tokens = more,
+                "output beyond its reservation could not be charged: too many calls owe some"
+            );
+            return Ok(());
+        }
         let owed = async move {
             if let Err(error) = owed.await {
                 tracing::warn!(tokens = more, %error, "output beyond its reservation could not be charged");
             }
+            inner.end_unsettled();
         };
         runtime.spawn(owed.in_current_span());
         Ok(())

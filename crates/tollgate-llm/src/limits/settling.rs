@@ -46,19 +46,31 @@ impl Inner {
         if !may_be_settled(&error) {
             return Err(error);
         }
-        if self.unsettled.fetch_add(1, Ordering::AcqRel) >= MOST {
-            self.unsettled.fetch_sub(1, Ordering::AcqRel);
+        if !self.begin_unsettled() {
             return Err(error);
         }
         tracing::debug!(%error, "a call could not be settled, which is tried again");
         let (inner, held, line) = (self.clone(), held.clone(), line.cloned());
         let settling = async move {
             inner.settle_later(&held, &ending).await;
-            inner.unsettled.fetch_sub(1, Ordering::AcqRel);
+            inner.end_unsettled();
             line.iter().for_each(|line| line.nudge());
         };
         runtime.spawn(settling.in_current_span());
         Ok(())
+    }
+
+    /// Counts a call that is settled in the background; false if there are too many.
+    pub(super) fn begin_unsettled(&self) -> bool {
+        let has_room = self.unsettled.fetch_add(1, Ordering::AcqRel) < MOST;
+        if !has_room {
+            self.end_unsettled();
+        }
+        has_room
+    }
+
+    pub(super) fn end_unsettled(&self) {
+        self.unsettled.fetch_sub(1, Ordering::AcqRel);
     }
 
     async fn settle_later(&self, held: &Reservation, ending: &Ending) {

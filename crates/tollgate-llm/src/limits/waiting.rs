@@ -13,7 +13,7 @@ use super::planning::capacity;
 use super::{Caller, ModelLimits, Refusal, RefusalKind, TTL, reason, standing, undecided};
 use crate::config::{Counts, LlmConfig, Priority};
 use crate::line::{Ahead, Joining, Line, Ticket};
-use crate::plan::Plan;
+use crate::plan::{Plan, Planned, SHARED};
 
 /// The longest sleep of the first in the queue before it tries a remote store again: another process may have given back.
 const LOOK_AGAIN: Micros = Micros::from_millis(250);
@@ -122,9 +122,15 @@ impl ModelLimits {
         let clock = &self.inner.clock;
         let margin = planned.plans.iter().map(Plan::margin).max().unwrap_or_default();
         let deadline = planned.started.saturating_add(Micros::from(planned.within.saturating_add(margin)));
+        let priority = joining.priority;
         let Some(ticket) = line.join(joining) else {
             let reason = format!("too many calls wait for this model already ({})", line.waiting());
-            let turn = self.turn_behind(&planned.plans, line.ahead()).await;
+            // A shared store is not asked once for each charge by callers that a full line refuses.
+            let ahead = line.ahead(priority);
+            let turn = match self.is_remote(&planned.plans) {
+                true => None,
+                false => self.turn_behind(&planned.plans, ahead).await,
+            };
             let retry_after = Some(turn.unwrap_or_default().max(Duration::from_secs(1)));
             return Err(Refusal { retry_after, ..Refusal::new(RefusalKind::LineFull, reason) });
         };
@@ -245,7 +251,12 @@ impl ModelLimits {
             let mut latest = Duration::ZERO;
             for charge in &plan.charges {
                 // Those before it share the groups, and are of all clients.
-                let before = if charge.is_own { 0 } else { ahead.of(charge.counts) / groups };
+                // A limit of `[limits]` is one for all groups.
+                let before = match charge {
+                    Planned { is_own: true, .. } => 0,
+                    Planned { unit: SHARED, .. } => ahead.of(charge.counts),
+                    _ => ahead.of(charge.counts) / groups,
+                };
                 let Some((Some(wait), ..)) = charge.turn(&self.inner.gate, before).await else { continue };
                 latest = latest.max(Duration::from(wait).saturating_sub(charge.margin));
             }

@@ -111,6 +111,9 @@ fn after(line: u64, error: io::Error) -> io::Error {
 const MOST_SPANNED: usize = 16;
 const MOST_SPANNED_BYTES: usize = 64 * 1024;
 
+/// How many lines in a row may have a stray quote: they are in memory until a record is found.
+const MOST_REFUSED: usize = 10_000;
+
 /// The records of an input as the csv reader wants them: bytes, but never of two records at once. A line that can be no record is left out and
 /// noted, and reading goes on with the line after it.
 pub(super) struct Records<R> {
@@ -218,6 +221,13 @@ impl<R: BufRead> Records<R> {
             }
             let first = String::from_utf8_lossy(self.record[..first_end].trim_ascii_end());
             self.refused.push((start, Mistake::new("line", &first, STRAY_QUOTE)));
+            if self.refused.len() >= MOST_REFUSED {
+                let error = format!(
+                    "line {start} and {} before it have a quote that is not closed: is this CSV?",
+                    MOST_REFUSED - 1
+                );
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
             for pair in lines.windows(2).rev() {
                 let text = self.record[pair[0].1..pair[1].1].to_vec();
                 self.ahead.push_front(Ahead { line: pair[1].0, text, is_too_long: false });

@@ -55,7 +55,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// What of the last one is the same is kept.
+    /// Reuses upstreams of the last setup that are unchanged.
     fn of(config: &LlmConfig, last: Option<&Setup>) -> Result<Setup, String> {
         let upstreams = config.upstreams.iter().map(|upstream| {
             let last = last.iter().flat_map(|last| &last.upstreams);

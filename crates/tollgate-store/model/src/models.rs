@@ -333,7 +333,7 @@ fn charge_three(
     Some(true)
 }
 
-/// Two threads charge all three in opposite orders, while one of them is charged alone as well. Who was disturbed has charged nothing.
+/// Two threads charge all three in opposite orders, while one of them is charged alone as well. A charge that was disturbed has charged nothing.
 fn three_limits() {
     explore(Some(2), || {
         let limits = [2, 3, 3];

@@ -16,7 +16,7 @@ use super::pump::{Answer, End};
 /// How many bytes of an answer are kept back: of a stream until its first event, of any other until its end.
 const MOST_BEGUN: usize = 64 * 1024;
 
-/// For how long a stream is kept back that only says that it is there.
+/// How long a stream of only comments and pings is held back.
 const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
 /// How an answer has begun.
@@ -73,13 +73,18 @@ pub(super) async fn first_event(answer: &mut Answer) -> Begun {
     let Some(reader) = answer.reader.as_mut() else { return Begun::Well };
     let until = Instant::now() + LONGEST_SILENCE;
     loop {
-        let frame = match tokio::time::timeout(answer.silence, answer.incoming.frame()).await {
+        let longest = match answer.begun.is_empty() {
+            true => answer.silence,
+            false => answer.silence.min(until.saturating_duration_since(Instant::now())),
+        };
+        let frame = match tokio::time::timeout(longest, answer.incoming.frame()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(None) => {
                 answer.end = Some(End::Whole);
                 return Begun::Well;
             }
             Err(_) if answer.begun.is_empty() => return Begun::Silent,
+            Err(_) if longest < answer.silence => return Begun::Well,
             Ok(Some(Err(_))) if answer.begun.is_empty() => return Begun::Cut,
             Err(_) | Ok(Some(Err(_))) => {
                 answer.end = Some(End::Broken);
@@ -90,7 +95,7 @@ pub(super) async fn first_event(answer: &mut Answer) -> Begun {
         let events = reader.feed(&piece);
         let error = events.iter().find(|event| event.kind == EventKind::Error);
         let error = error.map(|event| event.data().unwrap_or_default().into_owned());
-        // Comments and pings say nothing, and an error may come behind them; but the client is not kept waiting for what they are there for.
+        // Comments and pings are held back, because an error may follow them, but for `LONGEST_SILENCE` at most.
         let is_any = events.iter().any(|event| !says_nothing(event))
             || (!events.is_empty() && Instant::now() >= until);
         answer.begun.push((piece, events));

@@ -31,7 +31,7 @@ function ofAll(limit) {
 }
 
 /** A server says so of its busiest limits; of others it is not known. */
-const ratesOn = ({ by_limit: rates }, limit) => rates[limit] ?? (Object.keys(rates).length < MOST_BY_SERVER ? [0, 0, 0] : null);
+const ratesOn = ({ by_limit: rates }, limit) => (Object.hasOwn(rates, limit) ? rates[limit] : null) ?? (Object.keys(rates).length < MOST_BY_SERVER ? [0, 0, 0] : null);
 
 /** Only what is decided now is known of other servers. */
 const showsAll = () => isOfAll && range === "5m" && last.servers.length > 1;
