@@ -172,7 +172,7 @@ async fn s06_a_backlog_drains_without_a_herd() {
     let delays = world.number("select count(*) from delays").await;
     assert!(delays <= 200, "{delays} delays of 100 jobs");
     let (all, apart) = (delays, world.number("select count(distinct run_at) from delays").await);
-    assert!(all - apart <= all / 20, "{apart} wake times of {all}");
+    assert!(all - apart <= all / 10, "{apart} wake times of {all}");
     // Each has a time of its own from the first delay on: eighty at twenty a second are four windows.
     let first = "select (extract(epoch from max(first) - min(first)) * 1000)::bigint from (
         select distinct on (job) run_at as first from delays order by job, logged) as x";

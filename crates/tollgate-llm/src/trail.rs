@@ -46,8 +46,7 @@ pub struct TrailLine {
     /// How long the limit asked it to wait; absent for never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_seconds: Option<f64>,
-    /// Of an attempt `success`, `left` by its client, `broken` off, or `error`; of a request that was not sent `rate_limited`, `unknown_model`, or
-    /// `error` where the limits could not be asked.
+    /// Of an attempt `success`, `left` by its client, `broken` off, or `error`; of a request that had to wait or was refused `rate_limited`.
     pub status: &'static str,
     /// Which attempt of its request it was, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -24,7 +24,7 @@ async fn jobs_that_their_type_denies_hold_up_no_others_in_the_line_of_all() {
     world.until("select count(*) from apalis.jobs where status = 'Done'", 100).await;
     let waited = start_of_another(&world).await;
     println!("another type waited {waited} ms behind 900 jobs that cannot run");
-    assert!(waited <= 10_000, "{waited} ms");
+    assert!(waited <= if full() { 10_000 } else { 60_000 }, "{waited} ms");
     // None of them has lost its place, and each has a time of its own type: nine hours in all.
     world.until("select count(*) from tollgate_job_waiting where delays > 0", 900).await;
     let own =
@@ -52,7 +52,8 @@ async fn jobs_of_a_closed_key_hold_up_no_others_in_the_line_of_their_queue() {
     world.gate.close("job:a", HOUR).await.unwrap();
     let waited = start_of_another(&world).await;
     println!("another type waited {waited} ms behind jobs of a closed key");
-    assert!(waited <= 10_000, "{waited} ms");
+    // Two seconds on a machine that does nothing else: those before it are called ten by ten. Where calls are lost they look by themselves.
+    assert!(waited <= if full() { 10_000 } else { 60_000 }, "{waited} ms");
     let before = world.starts("a").await;
     assert!(world.gate.open("job:a").await.unwrap());
     world

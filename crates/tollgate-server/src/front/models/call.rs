@@ -19,7 +19,7 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tollgate::ChargeId;
 use tollgate_llm::count::Counted;
-use tollgate_llm::{Admission, Api, Caller, ModelRequest, Refusal, RefusalKind, TrailLine};
+use tollgate_llm::{Admission, Api, Caller, ModelRequest, Refusal, TrailLine};
 use tracing::Instrument;
 
 use self::attempt::{Again, Failed, Outgoing};
@@ -75,24 +75,12 @@ impl Models {
     }
 
     /// Notes that a request has to wait or is refused.
-    fn note_limited(&self, named: &Named, status: &'static str, reason: &str, wait: Option<Duration>) {
+    fn note_limited(&self, named: &Named, reason: &str, wait: Option<Duration>) {
         self.write(&TrailLine {
             reason: Some(reason.to_owned()),
             wait_seconds: wait.map(|wait| wait.as_secs_f64()),
-            ..named.line(status)
+            ..named.line("rate_limited")
         });
-    }
-}
-
-/// What the trail calls a request that is not admitted.
-const LIMITED: &str = "rate_limited";
-
-fn status_of(kind: RefusalKind) -> &'static str {
-    match kind {
-        RefusalKind::Limited | RefusalKind::Never | RefusalKind::LineFull => LIMITED,
-        // No limit has anything to do with it.
-        RefusalKind::UnknownModel => "unknown_model",
-        RefusalKind::Undecided => "error",
     }
 }
 
@@ -284,9 +272,9 @@ impl Call<'_> {
     }
 
     /// Notes that the call has to wait or is refused, the first time.
-    fn note_limited(&self, status: &'static str, reason: &str, wait: Option<Duration>) {
+    fn note_limited(&self, reason: &str, wait: Option<Duration>) {
         if !self.is_noted.swap(true, Ordering::Relaxed) {
-            self.models.note_limited(self.named, status, reason, wait);
+            self.models.note_limited(self.named, reason, wait);
         }
     }
 
@@ -302,7 +290,7 @@ impl Call<'_> {
         let label = &self.named.label;
         loop {
             while let Some(wait) = self.upstream()?.breaker().wait(label, Instant::now()) {
-                self.note_limited(LIMITED, "the provider is overloaded", Some(wait));
+                self.note_limited("the provider is overloaded", Some(wait));
                 if wait >= self.deadline.saturating_duration_since(Instant::now()) {
                     return Err(NotEntered::Overloaded(Fault::overloaded(wait)));
                 }
@@ -327,7 +315,7 @@ impl Call<'_> {
     async fn admit(&self) -> Result<Admission, Fault> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let noting = |refusal: &Refusal| {
-            self.note_limited(status_of(refusal.kind), &refusal.reason, refusal.retry_after);
+            self.note_limited(&refusal.reason, refusal.retry_after);
         };
         let limits = &self.models.limits;
         let admitting = limits.admit_counted(self.request, self.counted, self.caller, Some(left), noting);
