@@ -136,6 +136,7 @@ mod tests {
         }
         assert_eq!(filled("account:{tenant}", &job).as_deref(), Some("account:acme"));
         assert_eq!(filled("global", &job).as_deref(), Some("global"));
+        assert_eq!(filled("default:acme", &job).as_deref(), Some("acme"), "as `close` and `open` have it");
         assert_eq!(filled("account:{nobody}", &job), None);
         assert_eq!(filled("account:{empty}", &job), None, "no key can have this value");
         assert!(!format!("{job:?}").contains("acme"));

@@ -30,8 +30,8 @@ pub struct Plan {
     /// The field that it lacks, if it ends because of that, whatever the limits say.
     pub(crate) lacks: Option<Lacks>,
     /// What is closed if the remote side asks to be left alone; nothing where its type has no policy.
-    #[cfg_attr(not(feature = "apalis"), allow(dead_code, reason = "only apalis's handlers say so"))]
-    pub(crate) closed_by_remote: Option<Closing>,
+    #[cfg_attr(not(feature = "apalis"), allow(dead_code, reason = "only the adapter reads it"))]
+    pub(crate) closed_by_handler: Option<Closing>,
 }
 
 /// A key that a job may close for all of its type, and of nobody else.
@@ -147,7 +147,7 @@ impl Plan {
             max_delay: DEFAULT_MAX_DELAY,
             give_up_after: None,
             lacks: None,
-            closed_by_remote: None,
+            closed_by_handler: None,
         }
     }
 
@@ -187,7 +187,7 @@ impl Plan {
         let is_of_type = matches!(scope, JobScope::Type(_));
         for (name, limit) in limits.named(scope) {
             if is_of_type {
-                self.closed_by_remote.get_or_insert_with(|| Closing::of(&name, &key, &label));
+                self.closed_by_handler.get_or_insert_with(|| Closing::of(&name, &key, &label));
             }
             let is_concurrency = matches!(limit, tollgate::Limit::Concurrency(_));
             // However much a run costs, it runs once.
@@ -211,14 +211,14 @@ impl Plan {
             // The default key is that of all jobs.
             let is_of_jobs = key.starts_with("job:") || key.starts_with("queue:");
             if is_of_type && key != SHARED_KEY && !is_of_jobs {
-                self.closed_by_remote.get_or_insert_with(|| Closing::of(name, &key, &label));
+                self.closed_by_handler.get_or_insert_with(|| Closing::of(name, &key, &label));
             }
             let is_concurrency = is_concurrency(name);
             let cost = if is_concurrency { 1 } else { cost };
             self.push(name.clone(), key, cost, &label, limits.on_exceeded, is_concurrency);
         }
         if let Some(first) = limits.limits.first().filter(|_| is_of_type) {
-            self.closed_by_remote.get_or_insert_with(|| Closing::of(first, &label, &label));
+            self.closed_by_handler.get_or_insert_with(|| Closing::of(first, &label, &label));
         }
     }
 
@@ -451,7 +451,7 @@ mod tests {
         let closed = |jobs: Jobs| {
             let jobs = jobs.queue("q", rate()).global(rate());
             let job = Job::new("1", "a", "q").with_arguments(&arguments);
-            Plan::of(&jobs, &job, |_| false).unwrap().closed_by_remote.map(|one| (one.name, one.label))
+            Plan::of(&jobs, &job, |_| false).unwrap().closed_by_handler.map(|one| (one.name, one.label))
         };
         let expected = |key: &str| Some((closable(key), "job:a".to_owned()));
         let shared = || JobPolicy::new().charges("stripe");
@@ -463,5 +463,12 @@ mod tests {
             expected("account:acme")
         );
         assert_eq!(closed(Jobs::new().job("a", shared())), expected("job:a"), "the default key is all jobs'");
+        for others in ["queue:{tenant}", "job:{tenant}"] {
+            assert_eq!(
+                closed(Jobs::new().job("a", shared().limit_key(others))),
+                expected("job:a"),
+                "{others}"
+            );
+        }
     }
 }

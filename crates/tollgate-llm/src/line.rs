@@ -43,6 +43,22 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
+    fn and(self, other: Ahead) -> Ahead {
+        Ahead {
+            calls: self.calls.saturating_add(other.calls),
+            tokens: self.tokens.saturating_add(other.tokens),
+            input: self.input.saturating_add(other.input),
+        }
+    }
+
+    fn without(self, other: Ahead) -> Ahead {
+        Ahead {
+            calls: self.calls.saturating_sub(other.calls),
+            tokens: self.tokens.saturating_sub(other.tokens),
+            input: self.input.saturating_sub(other.input),
+        }
+    }
+
     /// In units of a limit that counts this.
     pub(crate) fn of(self, counts: Counts) -> u64 {
         match counts {
@@ -68,6 +84,8 @@ struct State {
     age: Micros,
     last_ticket: u64,
     waiting: usize,
+    /// The waiting calls by their priority: interactive, batch.
+    waiting_by: [Ahead; 2],
     /// The calls that were admitted and may still give something back.
     open: usize,
     clients: HashMap<Arc<str>, Client>,
@@ -93,7 +111,6 @@ struct Client {
 #[derive(Debug)]
 struct Call {
     cost: u64,
-    input: u64,
     joined: Micros,
     waker: Option<Waker>,
 }
@@ -150,9 +167,12 @@ impl Line {
             held_until: Micros::ZERO,
         });
         (client.weight, client.priority) = (who.weight.max(1), who.priority);
-        client.calls.insert(number, Call { cost: who.cost, input: who.input, joined: now, waker: None });
+        client.calls.insert(number, Call { cost: who.cost, joined: now, waker: None });
         let (client, priority) = (who.client, who.priority);
-        Some(Ticket { line: self, client, priority, number, cost: who.cost, input: who.input })
+        let ticket = Ticket { line: self, client, priority, number, cost: who.cost, input: who.input };
+        let sum = &mut state.waiting_by[priority as usize];
+        *sum = sum.and(ticket.units());
+        Some(ticket)
     }
 
     /// Has the first look again: something was given back, perhaps to a client's own limits too.
@@ -187,15 +207,11 @@ impl Line {
 
     /// What goes before a call of this priority that joins now.
     pub(crate) fn ahead(&self, priority: Priority) -> Ahead {
-        let state = self.state.lock();
-        let goes_first =
-            |client: &&Client| priority == Priority::Batch || client.priority == Priority::Interactive;
-        let calls = state.clients.values().filter(goes_first).flat_map(|client| client.calls.values());
-        calls.fold(Ahead::default(), |sum, call| Ahead {
-            calls: sum.calls + 1,
-            tokens: sum.tokens.saturating_add(call.cost),
-            input: sum.input.saturating_add(call.input),
-        })
+        let [interactive, batch] = self.state.lock().waiting_by;
+        match priority {
+            Priority::Interactive => interactive,
+            Priority::Batch => interactive.and(batch),
+        }
     }
 
     /// The tokens of all waiting calls.
@@ -370,12 +386,11 @@ impl Ticket<'_> {
 
     /// What goes before this call if it leaves and joins again.
     pub(crate) fn ahead(&self) -> Ahead {
-        let Ahead { calls, tokens, input } = self.line.ahead(self.priority);
-        Ahead {
-            calls: calls.saturating_sub(1),
-            tokens: tokens.saturating_sub(self.cost),
-            input: input.saturating_sub(self.input),
-        }
+        self.line.ahead(self.priority).without(self.units())
+    }
+
+    fn units(&self) -> Ahead {
+        Ahead { calls: 1, tokens: self.cost, input: self.input }
     }
 }
 
@@ -385,6 +400,8 @@ impl Drop for Ticket<'_> {
         let call = state.clients.get_mut(&self.client).and_then(|client| client.calls.remove(&self.number));
         if call.is_some() {
             state.waiting = state.waiting.saturating_sub(1);
+            let sum = &mut state.waiting_by[self.priority as usize];
+            *sum = sum.without(self.units());
         }
         if state.promoted == Some(self.number) {
             state.promoted = None;
@@ -535,5 +552,17 @@ mod tests {
         assert_eq!((line.waiting(), line.tokens()), (0, 0));
         drop(line.join(joining("b", 1, Priority::Interactive, 1)));
         assert!(line.state.lock().clients.len() <= 1, "nobody is remembered for nothing");
+    }
+
+    #[test]
+    fn interactive_calls_have_no_batch_calls_ahead() {
+        let line = Line::new(ManualClock::at(Micros::ZERO).clock(), 9, WINDOW);
+        let night = line.join(joining("night", 1, Priority::Batch, 700)).unwrap();
+        let user = line.join(joining("user", 1, Priority::Interactive, 20)).unwrap();
+        let ahead = |priority| line.ahead(priority).of(Counts::Tokens);
+        assert_eq!((ahead(Priority::Interactive), ahead(Priority::Batch)), (20, 720));
+        assert_eq!((user.ahead().of(Counts::Tokens), night.ahead().of(Counts::Tokens)), (0, 20));
+        drop(night);
+        assert_eq!((ahead(Priority::Interactive), ahead(Priority::Batch)), (20, 20));
     }
 }

@@ -604,20 +604,27 @@ async fn a_client_that_is_out_does_not_hold_up_the_next() {
     waiting.await.expect("no panic").expect("its own turn");
 }
 
-/// A hint in a contended line counts those who wait: who comes back goes behind them.
+/// Twenty calls of 900 tokens that wait for a day.
+async fn twenty_wait(world: &World) -> Vec<tokio::task::JoinHandle<()>> {
+    let wait = |_| {
+        let world = world.clone();
+        tokio::spawn(async move {
+            let _ = world.admit_within(900, Some(Duration::from_secs(86_400))).await;
+        })
+    };
+    let waiting = (0..20).map(wait).collect();
+    settle_down().await;
+    waiting
+}
+
+/// A hint in a contended line counts the calls that wait: a call that comes back goes behind them.
 #[tokio::test]
 async fn a_hint_counts_the_calls_before() {
     let world = World::openai("tpm = 1000");
     world.call(1_000).await;
     world.advance(40);
     let day = Some(Duration::from_secs(86_400));
-    let waiting: Vec<_> = (0..20)
-        .map(|_| {
-            let world = world.clone();
-            tokio::spawn(async move { world.admit_within(900, day).await.map(drop) })
-        })
-        .collect();
-    settle_down().await;
+    let waiting = twenty_wait(&world).await;
     let refusal = world.admit_within(900, Some(Duration::ZERO)).await.expect_err("twenty are before it");
     // Tokens are given out by the thousand, a minute each, from 20 s on; and 18,900 are needed.
     let expected = Some(Duration::from_secs(20 + 18 * 60));
@@ -627,13 +634,7 @@ async fn a_hint_counts_the_calls_before() {
     let world = World::of(OPENAI, "llm.max_waiting = 20\n[llm.models.gpt-4o]\ntpm = 1000");
     world.call(1_000).await;
     world.advance(40);
-    let waiting: Vec<_> = (0..20)
-        .map(|_| {
-            let world = world.clone();
-            tokio::spawn(async move { world.admit_within(900, day).await.map(drop) })
-        })
-        .collect();
-    settle_down().await;
+    let waiting = twenty_wait(&world).await;
     let refusal = world.admit_within(900, day).await.expect_err("the line is full");
     assert_eq!((refusal.kind, refusal.retry_after), (RefusalKind::LineFull, expected));
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
@@ -678,6 +679,33 @@ async fn a_client_that_is_out_for_longer_does_not_hold_up_the_next() {
     world.advance(30);
     settle_down().await;
     assert_eq!(is_done(&waiting), [true; 5]);
+}
+
+/// A limit of `[limits]` that only one client names is that client's own, whatever its key is.
+#[tokio::test]
+async fn a_client_that_is_out_of_a_limit_of_the_company_does_not_hold_up_the_next() {
+    let world = World::of(
+        OPENAI,
+        "[limits.team]\nstrategy = 'sliding_window'\nlimit = 1\nwindow = '60s'\n[llm.models.gpt-4o]\ntpm = 1000\n\
+         [llm.clients.a]\nkey = 'k'\nlimits = ['team']\n[llm.clients.b]\nkey = 'l'",
+    );
+    let day = Some(Duration::from_secs(86_400));
+    let call = |client: &'static str| {
+        let world = world.clone();
+        tokio::spawn(async move {
+            let body = body(100);
+            let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
+            let caller = Caller { client: Some(client.to_owned()) };
+            world.limits.admit(&request, &caller, day).await.map(drop).is_ok()
+        })
+    };
+    assert!(call("a").await.expect("no panic"), "the only request of its team");
+    let out = call("a");
+    settle_down().await;
+    let other = call("b");
+    settle_down().await;
+    assert_eq!([out.is_finished(), other.is_finished()], [false, true]);
+    out.abort();
 }
 
 /// A hint is of the moment at which it is given, and not of the last look.

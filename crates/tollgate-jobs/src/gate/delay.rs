@@ -31,7 +31,7 @@ impl JobGate {
     #[cfg(feature = "apalis")]
     pub(crate) async fn close_for(&self, plan: Option<&Plan>, retry_after: Duration) -> Delay {
         let (retry_after, mut limit) = (retry_after.min(crate::limits::LONGEST_SLEEP), String::new());
-        if let Some((plan, closing)) = plan.and_then(|plan| Some((plan, plan.closed_by_remote.as_ref()?))) {
+        if let Some((plan, closing)) = plan.and_then(|plan| Some((plan, plan.closed_by_handler.as_ref()?))) {
             limit.clone_from(&closing.limit);
             let line = &self.inner.line;
             match line.close(closing.name, &closing.label, retry_after, crate::line::REMOTE_SIDE).await {

@@ -126,10 +126,9 @@ impl ModelLimits {
         let Some(ticket) = line.join(joining) else {
             let reason = format!("too many calls wait for this model already ({})", line.waiting());
             // A shared store is not asked once for each charge by callers that a full line refuses.
-            let ahead = line.ahead(priority);
             let turn = match self.is_remote(&planned.plans) {
                 true => None,
-                false => self.turn_behind(&planned.plans, ahead).await,
+                false => self.turn_behind(&planned.plans, line.ahead(priority)).await,
             };
             let retry_after = Some(turn.unwrap_or_default().max(Duration::from_secs(1)));
             return Err(Refusal { retry_after, ..Refusal::new(RefusalKind::LineFull, reason) });

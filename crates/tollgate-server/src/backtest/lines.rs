@@ -321,6 +321,18 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_nothing_but_stray_quotes_does_not_fill_the_memory() {
+        let read = |lines: usize| {
+            let text = "x\",\"y\n".repeat(lines);
+            let mut records = Records::new(Lines::new(text.as_bytes()).unwrap());
+            records.read(&mut [0; 64]).map(|_| ())
+        };
+        assert!(read(9_000).is_ok());
+        let error = read(20_000).expect_err("too many");
+        assert!(error.to_string().contains("is this CSV?"), "{error}");
+    }
+
+    #[test]
     fn a_stray_quote_costs_its_own_line() {
         let spanned = |lines: usize| format!("a,\"b{}\"\n1,2\n", "\n".repeat(lines - 1));
         let wide = |bytes: usize| format!("a,\"{}\nb\"\n1,2\n", "x".repeat(bytes));
