@@ -690,19 +690,21 @@ async fn a_client_that_is_out_of_a_limit_of_the_company_does_not_hold_up_the_nex
          [llm.clients.a]\nkey = 'k'\nlimits = ['team']\n[llm.clients.b]\nkey = 'l'",
     );
     let day = Some(Duration::from_secs(86_400));
-    let call = |client: &'static str| {
+    let call = |client: &'static str, tokens: u64| {
         let world = world.clone();
         tokio::spawn(async move {
-            let body = body(100);
+            let body = body(tokens);
             let request = ModelRequest::read(Api::ChatCompletions, body.as_bytes()).expect("a request");
             let caller = Caller { client: Some(client.to_owned()) };
             world.limits.admit(&request, &caller, day).await.map(drop).is_ok()
         })
     };
-    assert!(call("a").await.expect("no panic"), "the only request of its team");
-    let out = call("a");
+    // A client that has had less goes first, so `a` is before `b` in the line.
+    assert!(call("b", 300).await.expect("no panic"));
+    assert!(call("a", 100).await.expect("no panic"), "the only request of its team");
+    let out = call("a", 100);
     settle_down().await;
-    let other = call("b");
+    let other = call("b", 100);
     settle_down().await;
     assert_eq!([out.is_finished(), other.is_finished()], [false, true]);
     out.abort();
